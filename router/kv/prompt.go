@@ -1,0 +1,94 @@
+package kv
+
+// Source says where the identity of a prompt came from, best first.
+type Source uint8
+
+// The sources of a prompt's identity.
+const (
+	SourceNone   Source = iota // nothing is known: an empty or unreadable prompt
+	SourceText                 // text blocks of the canonical form: approximate
+	SourceEngine               // token ids from the engine's own tokenizer
+	SourceLocal                // token ids from the tokenizer in this process
+	SourceClient               // token ids sent by the client as the prompt
+)
+
+// String returns the source's name as metrics and JSON print it.
+func (s Source) String() string {
+	switch s {
+	case SourceNone:
+		return "none"
+	case SourceText:
+		return "text"
+	case SourceEngine:
+		return "engine"
+	case SourceLocal:
+		return "local"
+	case SourceClient:
+		return "client"
+	}
+	return "unknown"
+}
+
+// DefaultBlockSize is the block size, in tokens, of a worker that has not told its
+// own yet.
+const DefaultBlockSize = 64
+
+// Prompt is the identity of one request's prompt. Tokens and Text are filled by the
+// prompt package; the router asks for the chain of the block size of each worker.
+// It is for one goroutine at a time.
+type Prompt struct {
+	Source    Source
+	Reason    string // why Source is not better, for people; "" when it is exact
+	Namespace Namespace
+
+	// Tokens are the token ids of the prompt, exact, up to the first image or audio
+	// placeholder; nil where they are not known.
+	Tokens []uint32
+	// TokenCount is the length of the whole prompt in tokens: exact where Tokens is
+	// complete, else estimated from the text.
+	TokenCount int
+
+	// Text are the sequence hashes of the canonical form's text blocks, and
+	// TextBoundaries the ascending counts of whole text blocks at which a message
+	// ends: a conversation's next turn shares its prefix up to one of them.
+	Text           []SequenceHash
+	TextBoundaries []int
+	// BytesPerToken converts a matched length of text to tokens.
+	BytesPerToken float64
+
+	chains []promptChain
+}
+
+type promptChain struct {
+	blockSize int
+	hashes    []SequenceHash
+}
+
+// Exact tells whether the prompt's tokens are known.
+func (p *Prompt) Exact() bool { return len(p.Tokens) > 0 }
+
+// Chain returns the sequence hashes of the prompt's whole blocks of blockSize tokens,
+// nil where tokens are not known. Each block size is hashed once; the caller must not
+// change the result.
+func (p *Prompt) Chain(blockSize int) []SequenceHash {
+	if blockSize <= 0 || len(p.Tokens) < blockSize {
+		return nil
+	}
+	for _, c := range p.chains {
+		if c.blockSize == blockSize {
+			return c.hashes
+		}
+	}
+	hashes := AppendSequenceHashes(make([]SequenceHash, 0, len(p.Tokens)/blockSize), p.Tokens, blockSize, p.Namespace.Seed())
+	p.chains = append(p.chains, promptChain{blockSize, hashes})
+	return hashes
+}
+
+// TextTokens returns the tokens that the first blocks text blocks stand for, at most
+// TokenCount.
+func (p *Prompt) TextTokens(blocks int) int {
+	if p.BytesPerToken <= 0 {
+		return 0
+	}
+	return min(int(float64(blocks*TextBlockBytes)/p.BytesPerToken), p.TokenCount)
+}
