@@ -28,7 +28,8 @@ var Layers = [][]string{
 }
 
 // Homes names the packages in which each third-party library may be imported. A
-// library that is absent may not be used. "metrics.go" means any file of that name.
+// library that is absent may not be used. "metrics.go" means every package that has such
+// a file: metrics are declared there, Config passes the Registerer.
 var Homes = map[string][]string{
 	"github.com/valyala/fasthttp":                             {"proxy", "internal/upstream", "internal/sim"},
 	"github.com/armon/go-radix":                               {"router/index"},
@@ -42,6 +43,7 @@ var Homes = map[string][]string{
 	"github.com/valyala/fastjson":                             {"internal/openai"},
 	"github.com/zeebo/xxh3":                                   {"router/kv", "router/index", "internal/sim"},
 	"github.com/spf13/cobra":                                  {"cmd/warmroute"},
+	"github.com/spf13/pflag":                                  {"cmd/warmroute"},
 	"github.com/goccy/go-yaml":                                {"cmd/warmroute"},
 	"github.com/fsnotify/fsnotify":                            {"cmd/warmroute"},
 	"golang.org/x/sync":                                       {"cmd/warmroute", "router", "router/events", "internal/upstream", "internal/prompt", "internal/sim", "proxy", "internal/testcluster"},

