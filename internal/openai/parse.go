@@ -222,6 +222,7 @@ func (v *Request) read(f field) error {
 			return wrongType("tools", "tools", "an array")
 		}
 		v.keep(&t.Tools)
+		v.Tools = t.Tools.Present() && !emptyBrackets(t.Tools.Of(r.data))
 	case fFunctions:
 		v.keep(&t.Functions)
 	case fToolChoice:
@@ -263,6 +264,16 @@ func (v *Request) keep(s *Span) {
 	if !v.r.Null() {
 		*s = v.r.Skip()
 	}
+}
+
+// emptyBrackets tells whether b, an array or object, has nothing inside.
+func emptyBrackets(b []byte) bool {
+	for _, c := range b[1 : len(b)-1] {
+		if c > ' ' {
+			return false
+		}
+	}
+	return true
 }
 
 func (r *Reader) peekPos() int {

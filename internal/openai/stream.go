@@ -267,12 +267,7 @@ func notEmpty(r *Reader) bool {
 		return len(raw) > 0
 	case '[', '{':
 		s := r.Skip()
-		for _, c := range r.data[min(s.Start+1, s.End):max(s.End-1, s.Start)] {
-			if c > ' ' {
-				return true
-			}
-		}
-		return false
+		return s.Present() && !emptyBrackets(s.Of(r.data))
 	case 'n':
 		r.Null()
 		return false
