@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -350,6 +351,10 @@ func (r *Reader) str() (raw []byte, escaped bool) {
 			return d[start:i], escaped
 		case '\\':
 			escaped = true
+			if i+1 < len(d) && shortEscape[d[i+1]] {
+				i += 2
+				continue
+			}
 			n := escapeLen(d[i:])
 			if n == 0 {
 				r.pos = i
@@ -365,15 +370,18 @@ func (r *Reader) str() (raw []byte, escaped bool) {
 	}
 }
 
+// shortEscape holds the letters of the escapes of two bytes.
+var shortEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
 // escapeLen returns the length of the escape that b starts with, 0 for none.
 func escapeLen(b []byte) int {
 	if len(b) < 2 {
 		return 0
 	}
-	switch b[1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+	if shortEscape[b[1]] {
 		return 2
-	case 'u':
+	}
+	if b[1] == 'u' {
 		if _, ok := hex4(b[2:]); ok {
 			return 6
 		}
@@ -412,8 +420,8 @@ func plainEnd(d []byte, i int) int {
 		x := binary.LittleEndian.Uint64(d[i:])
 		quote := x ^ ones*'"'
 		slash := x ^ ones*'\\'
-		if ((x-ones*0x20)&^x|(quote-ones)&^quote|(slash-ones)&^slash)&highs != 0 {
-			break
+		if m := ((x-ones*0x20)&^x | (quote-ones)&^quote | (slash-ones)&^slash) & highs; m != 0 {
+			return i + bits.TrailingZeros64(m)>>3
 		}
 	}
 	for ; i < len(d); i++ {
