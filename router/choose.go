@@ -1,0 +1,281 @@
+package router
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// query is one Route in progress.
+type query struct {
+	req       *Request
+	to        *served
+	overlaps  *scratch
+	now       time.Time
+	tau       float64 // age scale of eviction, seconds
+	output    float64 // L
+	turns     float64 // F, 1 unless this is a first turn
+	first     bool
+	talk      talk // the conversation that the request continues
+	returning bool // talk is known
+}
+
+// row is one candidate.
+type row struct {
+	rank  *rank
+	skip  string // why it is no candidate; "" otherwise
+	full  bool   // skip is the limit of requests in flight
+	in    costInput
+	terms costTerms
+	total float64
+	credit
+	use float64 // share of the KV cache in use, in whole percent
+}
+
+const (
+	tieSeconds = 0.005 // costs so near are equal …
+	tieShare   = 0.02  // … or within this share of the lowest
+)
+
+// chooseLocked scores every rank that serves the model and chooses one.
+func (r *Router) chooseLocked(q *query) (*Decision, *rank, error) {
+	s := q.overlaps
+	for _, k := range q.to.ranks {
+		r.refreshLocked(k, q.now)
+	}
+	s.predict(r)
+	s.rows = s.rows[:0]
+	usable, full := 0, 0
+	for _, k := range q.to.ranks {
+		s.rows = append(s.rows, row{rank: k})
+		w := &s.rows[len(s.rows)-1]
+		w.skip, w.full = r.skipLocked(k, q.req)
+		switch {
+		case w.full:
+			full++
+		case w.skip == "":
+			usable++
+		}
+		r.scoreLocked(q, w)
+	}
+	if usable == 0 {
+		if full > 0 {
+			return nil, nil, r.saturatedLocked(q)
+		}
+		return nil, nil, noWorkers(q)
+	}
+	best, reason := r.pickLocked(q, usable)
+	r.mu.nextID++
+	d := q.decide(r, best, reason)
+	r.mu.recent[r.mu.nextID%maxDecisions] = d
+	return d, s.rows[best].rank, nil
+}
+
+// skipLocked tells why rank k may not take the request.
+func (r *Router) skipLocked(k *rank, req *Request) (reason string, full bool) {
+	w := k.worker
+	limit := w.maxInflight(r.cfg.MaxInflight)
+	switch {
+	case k.gone:
+		return "removed", false
+	case req.PinWorker != "" && req.PinWorker != w.spec.ID, req.PinRank >= 0 && req.PinRank != k.name.Rank:
+		return "not pinned", false
+	case !w.healthy:
+		return "unhealthy", false
+	case w.draining:
+		return "draining", false
+	case slices.Contains(req.Exclude, w.spec.ID):
+		return "tried", false
+	case w.inflight >= limit:
+		return "full", true
+	}
+	return "", false
+}
+
+// scoreLocked computes overlap, load and cost of one candidate.
+func (r *Router) scoreLocked(q *query, w *row) {
+	k, s := w.rank, q.overlaps
+	m := k.worker.base
+	spec := &k.worker.spec
+	w.credit = s.credit(k)
+	in := &w.in
+	in.prompt = s.tokens
+	in.overlap = w.tokens
+	in.rate = k.rate.of(m.rate.pooled())
+	in.backlog = k.backlog(q.now, in.rate)
+	in.n = float64(k.inflight)
+	in.kv = float64(k.kvTokens.Load())
+	in.held = k.heldTokens()
+	in.own = in.prompt
+	in.cap = float64(spec.CapacityTokens)
+	in.maxSeqs = float64(spec.MaxNumSeqs)
+	in.itl, _ = m.itl.coefficients()
+	in.output, in.turns = q.output, q.turns
+	if in.cap > 0 && in.held > 0 && in.held+in.own > 0.95*in.cap {
+		chain, unit := s.unit(k)
+		in.own -= k.held.shared(chain, unit)
+	}
+	cached := in.held
+	if k.exact() {
+		bs := float64(k.blockSize())
+		x := r.cfg.Index.Exact(k.blockSize())
+		cached = max(cached, float64(x.Held(k.num)[0])*bs)
+		if in.cap > 0 {
+			// Booked tokens will be blocks soon but no event has told them yet.
+			need := (in.prompt - in.overlap + in.output + in.backlog) - (in.cap - cached)
+			if must := int(math.Ceil(need / bs)); must > 0 {
+				in.evict = x.DecayedOldest(k.num, must, time.Duration(q.tau*float64(time.Second))) * bs
+			}
+		}
+	}
+	if in.cap > 0 {
+		w.use = math.Round(100 * cached / in.cap)
+	} else {
+		w.use = math.Round(cached / distinctTokens)
+	}
+	w.terms = in.cost()
+	w.total = w.terms.total()
+}
+
+// pickLocked chooses by the router's mode and returns the row and the reason.
+func (r *Router) pickLocked(q *query, usable int) (best int, reason string) {
+	rows := q.overlaps.rows
+	reason = "mode"
+	switch r.cfg.Mode {
+	case ModeRoundRobin:
+		best = nth(rows, int(q.to.turn.Add(1)-1)%usable)
+	case ModeRandom:
+		best = nth(rows, r.mu.rand.IntN(usable))
+	case ModeLeastLoaded:
+		best = r.pickTiedLocked(q, func(*row) bool { return true })
+	default:
+		if q.overlaps.tokens == 0 {
+			best, reason = r.pickTiedLocked(q, func(*row) bool { return true }), "blind"
+			break
+		}
+		low := math.Inf(1)
+		for i := range rows {
+			if rows[i].skip == "" {
+				low = min(low, rows[i].total)
+			}
+		}
+		near := low + max(tieSeconds, tieShare*low)
+		best = r.pickTiedLocked(q, func(w *row) bool { return w.total <= near })
+		reason = why(rows, best)
+	}
+	switch {
+	case len(q.req.Exclude) > 0:
+		reason = "failover"
+	case q.req.PinWorker != "" || q.req.PinRank >= 0:
+		reason = "pinned"
+	case usable == 1:
+		reason = "only"
+	}
+	return best, reason
+}
+
+// nth returns the n-th candidate of rows.
+func nth(rows []row, n int) int {
+	for i := range rows {
+		if rows[i].skip == "" {
+			if n == 0 {
+				return i
+			}
+			n--
+		}
+	}
+	panic("BUG: fewer candidates than counted")
+}
+
+// pickTiedLocked chooses among the candidates that in keeps: fewest sequences in
+// flight, then lowest KV use, then random.
+func (r *Router) pickTiedLocked(q *query, in func(*row) bool) int {
+	rows := q.overlaps.rows
+	tied := q.overlaps.tied[:0]
+	for i := range rows {
+		w := &rows[i]
+		if w.skip != "" || !in(w) {
+			continue
+		}
+		if len(tied) > 0 {
+			b := &rows[tied[0]]
+			if w.in.n > b.in.n || w.in.n == b.in.n && w.use > b.use {
+				continue
+			}
+			if w.in.n < b.in.n || w.use < b.use {
+				tied = tied[:0]
+			}
+		}
+		tied = append(tied, i)
+	}
+	q.overlaps.tied = tied
+	if len(tied) == 1 {
+		return tied[0]
+	}
+	return tied[r.mu.rand.IntN(len(tied))]
+}
+
+// why names the reason of a choice by cost: "evict" where another candidate would
+// have won but for the blocks that it must evict, "cold" where nobody holds a block
+// of the prompt, "overlap" where nobody holds more than the chosen, else "load".
+func why(rows []row, best int) string {
+	b := &rows[best]
+	most, evict := 0.0, false
+	for i := range rows {
+		w := &rows[i]
+		if w.skip != "" {
+			continue
+		}
+		most = max(most, w.tokens)
+		evict = evict || w.total-w.terms.evict+tieSeconds < b.total-b.terms.evict
+	}
+	switch {
+	case evict:
+		return "evict"
+	case most == 0:
+		return "cold"
+	case b.tokens >= most:
+		return "overlap"
+	}
+	return "load"
+}
+
+// saturatedLocked estimates when one request of the full workers will have ended.
+func (r *Router) saturatedLocked(q *query) error {
+	e := &SaturatedError{Limit: math.MaxInt}
+	soon := math.Inf(1)
+	for i := range q.overlaps.rows {
+		w := &q.overlaps.rows[i]
+		if !w.full {
+			continue
+		}
+		e.Limit = min(e.Limit, w.rank.worker.maxInflight(r.cfg.MaxInflight))
+		itl := w.in.itl.a + w.in.itl.b*w.in.n + w.in.itl.c*w.in.kv
+		soon = min(soon, w.in.output*itl/max(w.in.n, 1))
+	}
+	e.RetryAfter = time.Duration(min(max(math.Ceil(soon), 1), 30)) * time.Second
+	return e
+}
+
+// noWorkers names what is wrong with each worker of the model.
+func noWorkers(q *query) error {
+	var b strings.Builder
+	for i := range q.overlaps.rows {
+		if i == 4 {
+			b.WriteString(", and " + strconv.Itoa(len(q.overlaps.rows)-i) + " more")
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		w := &q.overlaps.rows[i]
+		b.WriteString(w.rank.label + " " + w.skip)
+		if w.skip == "unhealthy" && w.rank.worker.reason != "" {
+			b.WriteString(" (" + w.rank.worker.reason + ")")
+		}
+	}
+	return fmt.Errorf("%w for model %q: %s", ErrNoWorkers, q.req.Model, b.String())
+}

@@ -1,0 +1,258 @@
+package router
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+const (
+	maxConversations = 32768
+	// maxTalkProbes bounds the look-ups of one request: its chain is searched from
+	// the end, where the last turn's prompt ended.
+	maxTalkProbes = 512
+
+	startTau  = 60 * time.Second
+	minTau    = 20 * time.Second
+	maxTau    = 300 * time.Second
+	tauGaps   = 256              // return gaps remembered
+	tauTrust  = 16               // gaps before they replace startTau, and between two updates
+	talkEnded = 5                // a conversation idle for so many τ has ended …
+	talkLife  = 15 * time.Minute // … and is forgotten after this
+)
+
+// conversations recognise a conversation's next turn without a session id: a finished
+// request is known by the sequence hash at the end of its prompt, and the request
+// whose chain contains that hash, further back than its own end, continues it. From
+// that the router learns turns per conversation (F), the gaps after which users come
+// back (τ), and where the last turn ran.
+//
+// Two conversations whose prompts end in the same whole block share one entry; it is
+// then marked ambiguous and only counts turns.
+type conversations struct {
+	limit int
+	mu    struct {
+		sync.Mutex
+		byEnd map[kv.SequenceHash]int32
+		slab  []conversation // [0] and [1] are the heads of the lists live and ended
+		free  []int32
+		gaps  []float64 // ring of seconds
+		next  int
+		tau   float64
+
+		forgotten uint64 // entries dropped for room
+	}
+}
+
+type conversation struct {
+	prev, next int32
+	list       int32
+	end        kv.SequenceHash
+	at         time.Time // when its last turn ended
+	talk
+	scope scope
+}
+
+// talk is what is known of a conversation when its next turn arrives.
+type talk struct {
+	end       kv.SequenceHash
+	turns     int
+	prompt    float64 // tokens of its last prompt
+	rank      *rank   // where the last turn ran
+	ambiguous bool
+}
+
+const (
+	listLive  = 0 // oldest last
+	listEnded = 1
+)
+
+func newConversations(limit int) *conversations {
+	c := &conversations{limit: limit}
+	c.mu.byEnd = map[kv.SequenceHash]int32{}
+	c.mu.slab = []conversation{{prev: 0, next: 0}, {prev: 1, next: 1}}
+	c.mu.tau = startTau.Seconds()
+	return c
+}
+
+func (c *conversations) tau() float64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.tau
+}
+
+// find returns the conversation that a request continues.
+func (c *conversations) find(req *Request, s *scratch, now time.Time) (talk, bool) {
+	p := s.prompt
+	if p == nil {
+		return talk{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.mu.byEnd) == 0 {
+		return talk{}, false
+	}
+	if !byText(p) {
+		for i := range s.chains {
+			chain := s.chains[i].chain
+			for j, stop := len(chain)-2, max(len(chain)-2-maxTalkProbes, -1); j > stop; j-- {
+				if e, ok := c.mu.byEnd[chain[j]]; ok {
+					return c.foundLocked(e, now), true
+				}
+			}
+		}
+		return talk{}, false
+	}
+	if req.FirstTurn {
+		return talk{}, false // messages tell it
+	}
+	b := p.TextBoundaries
+	own := b[len(b)-1]
+	for j, stop := len(b)-2, max(len(b)-2-maxTalkProbes, -1); j > stop; j-- {
+		if b[j] <= 0 || b[j] >= own || b[j] > len(s.text) {
+			continue
+		}
+		if e, ok := c.mu.byEnd[s.text[b[j]-1]]; ok {
+			return c.foundLocked(e, now), true
+		}
+	}
+	return talk{}, false
+}
+
+// byText tells whether conversations of such a prompt are known by their text, whose
+// message boundaries say where the last turn may have ended. Prompts that the client
+// sent as tokens have no messages.
+func byText(p *kv.Prompt) bool {
+	return len(p.TextBoundaries) > 0 && p.Source != kv.SourceClient
+}
+
+func (c *conversations) foundLocked(e int32, now time.Time) talk {
+	v := &c.mu.slab[e]
+	if gap := now.Sub(v.at).Seconds(); gap >= 0 && !v.ambiguous {
+		c.gapLocked(gap)
+	}
+	t := v.talk
+	t.end = v.end
+	return t
+}
+
+// gapLocked takes one return gap; τ is the 75th percentile of the last ones.
+func (c *conversations) gapLocked(gap float64) {
+	if len(c.mu.gaps) < tauGaps {
+		c.mu.gaps = append(c.mu.gaps, gap)
+	} else {
+		c.mu.gaps[c.mu.next%tauGaps] = gap
+	}
+	if c.mu.next++; c.mu.next%tauTrust == 0 {
+		g := slices.Clone(c.mu.gaps)
+		slices.Sort(g)
+		c.mu.tau = min(max(g[len(g)*3/4], minTau.Seconds()), maxTau.Seconds())
+	}
+}
+
+// ended remembers a finished turn in place of the one before it.
+func (c *conversations) ended(l *Lease, now time.Time, e *expectations) {
+	end, ok := l.end()
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	closed := c.expireLocked(now)
+	turns := 1
+	if l.returning {
+		turns = l.talk.turns + 1
+		if old, ok := c.mu.byEnd[l.talk.end]; ok && l.talk.end != end {
+			c.dropLocked(old)
+		}
+	}
+	t := talk{turns: turns, prompt: l.prompt, rank: l.rank}
+	if i, ok := c.mu.byEnd[end]; ok {
+		v := &c.mu.slab[i]
+		t.ambiguous = v.ambiguous || !l.returning || l.talk.end != end
+		t.turns = max(t.turns, v.turns)
+		c.dropLocked(i)
+	}
+	if len(c.mu.byEnd) >= c.limit {
+		oldest := c.mu.slab[listEnded].prev
+		if oldest == listEnded {
+			oldest = c.mu.slab[listLive].prev
+		}
+		c.dropLocked(oldest)
+		c.mu.forgotten++
+	}
+	c.insertLocked(conversation{list: listLive, end: end, at: now, talk: t, scope: l.scope})
+	c.mu.Unlock()
+	for _, v := range closed {
+		e.observeTurns(v.scope, v.turns)
+	}
+}
+
+// end returns the hash by which the conversation of l is known.
+func (l *Lease) end() (kv.SequenceHash, bool) {
+	if l.byText {
+		if n := l.bounds[len(l.bounds)-1]; n > 0 && n <= len(l.text) {
+			return l.text[n-1], true
+		}
+		return 0, false
+	}
+	if n := len(l.chain); n > 0 {
+		return l.chain[n-1], true
+	}
+	return 0, false
+}
+
+// expireLocked moves conversations that have ended to the ended list and returns
+// them, and forgets those whose life is over.
+func (c *conversations) expireLocked(now time.Time) (closed []conversation) {
+	idle := seconds(talkEnded * c.mu.tau)
+	for i := c.mu.slab[listLive].prev; i != listLive; i = c.mu.slab[listLive].prev {
+		v := c.mu.slab[i]
+		if now.Sub(v.at) < idle {
+			break
+		}
+		c.dropLocked(i)
+		v.list = listEnded
+		c.insertLocked(v)
+		closed = append(closed, v)
+	}
+	for i := c.mu.slab[listEnded].prev; i != listEnded; i = c.mu.slab[listEnded].prev {
+		if now.Sub(c.mu.slab[i].at) < talkLife {
+			break
+		}
+		c.dropLocked(i)
+	}
+	return closed
+}
+
+func (c *conversations) insertLocked(v conversation) {
+	var i int32
+	if n := len(c.mu.free); n > 0 {
+		i, c.mu.free = c.mu.free[n-1], c.mu.free[:n-1]
+	} else {
+		i = int32(len(c.mu.slab))
+		c.mu.slab = append(c.mu.slab, conversation{})
+	}
+	head := v.list
+	v.prev, v.next = head, c.mu.slab[head].next
+	c.mu.slab[i] = v
+	c.mu.slab[v.next].prev = i
+	c.mu.slab[head].next = i
+	c.mu.byEnd[v.end] = i
+}
+
+func (c *conversations) dropLocked(i int32) {
+	v := &c.mu.slab[i]
+	c.mu.slab[v.prev].next = v.next
+	c.mu.slab[v.next].prev = v.prev
+	delete(c.mu.byEnd, v.end)
+	*v = conversation{}
+	c.mu.free = append(c.mu.free, i)
+}
+
+func (c *conversations) stats() (entries int, tau float64, forgotten uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.mu.byEnd), c.mu.tau, c.mu.forgotten
+}

@@ -1,0 +1,31 @@
+// Package router picks the worker for a request. It answers the question "where does
+// this request's first token come soonest, without hurting the others?".
+//
+//	           chain                          leases in flight
+//	Request ─────────▶ overlap ─────▶ cost ◀──── load ◀──── FirstToken, Progress, Done
+//	                     ▲             │                        ▲
+//	workers ─events─▶ index            ▼                        │
+//	                               Decision ─▶ Lease ───────▶ proxy
+//
+// Every term of the cost is in seconds and the lowest sum wins:
+//
+//	cost = wait + P + ½·F·L·ΔITL + ¼·n·P + E
+//
+//	wait   prefill booked there before ours, and the wait for a sequence slot
+//	P      our own prefill: tokens that the worker does not hold, over its rate R
+//	F·L    output tokens to come: expected turns times expected tokens a turn
+//	ΔITL   what one more sequence adds to the time between tokens there
+//	¼·n·P  the stall that our prefill causes to the n sequences there
+//	E      prefill that others must repeat for the blocks that ours evicts
+//
+// n counts every sequence in flight on the worker: those booked ahead of us decode
+// by the time our prefill runs. R, the ITL fit, L, F and the age scale τ of E are
+// measured from leases; nothing is a weight that somebody has to set.
+//
+// Contract: a request is booked under the lock that chose its worker, so a burst
+// never herds; the booking ends in Done, on every path, exactly once. No booking is
+// reaped by time. Overlap is counted in whole blocks and turned to tokens by the
+// worker's own block size. Route never waits for the event feed.
+//
+// The package starts no goroutine and knows no HTTP, no NATS and no OpenAI type.
+package router
