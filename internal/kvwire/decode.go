@@ -3,6 +3,7 @@ package kvwire
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 	"github.com/warmroute/warmroute/router/kv"
@@ -319,7 +320,7 @@ func mapTag(p []byte) (kind kv.EventKind, ok bool, err error) {
 	return 0, false, nil
 }
 
-func orDefault(n, def int) int {
+func orDefault[T int | time.Duration](n, def T) T {
 	if n <= 0 {
 		return def
 	}
