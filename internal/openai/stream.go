@@ -122,7 +122,8 @@ func (s *Stream) read(d []byte) (f Frame) {
 			s.failure()
 			f |= FrameError
 		case "object":
-			flat = r.Peek() == '"' && equalString(r, "error")
+			at := r.Skip()
+			flat = at.Present() && string(at.Of(d)) == `"error"`
 		case "message":
 			if flat {
 				s.failure()
@@ -138,11 +139,6 @@ func (s *Stream) read(d []byte) (f Frame) {
 		f |= FrameUsageOnly
 	}
 	return f
-}
-
-func equalString(r *Reader, want string) bool {
-	raw, _ := r.String()
-	return string(raw) == want
 }
 
 // failure reads an error: a message, or an object that holds one.
