@@ -94,7 +94,7 @@ func TestAppend_EveryLayoutIsReadBack(t *testing.T) {
 	const seed = 7
 	r := rand.New(rand.NewPCG(seed, 1))
 	for _, l := range Layouts() {
-		for i := range 200 {
+		for i := range 60 {
 			want := randomBatch(r, l)
 			opts := EncodeOptions{HashBytes: []int{0, 0, 16, 32}[r.IntN(4)], Signed: r.IntN(2) == 0, MapEnvelope: shapes[l].rank && r.IntN(5) == 0}
 			if diff := cmp.Diff(&want, decode(t, Append(nil, l, &want, opts)), equalBatch); diff != "" {

@@ -40,6 +40,7 @@ type Publisher struct {
 
 	mu struct {
 		sync.Mutex
+		process    int // counts restarts
 		next       uint64
 		ring       []Message // the last BufferSteps batches; the oldest is ring[start] once it is full
 		start      int
@@ -181,6 +182,7 @@ func (p *Publisher) Delay(d time.Duration) {
 func (p *Publisher) Restart() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.mu.process++
 	p.mu.next, p.mu.ring, p.mu.start = 0, nil, 0
 	for w := range p.mu.conns {
 		w.close()
@@ -214,16 +216,24 @@ func (p *Publisher) Run(ctx context.Context) error {
 // serve greets one peer and serves it until the connection ends. The reasons are the
 // peer's: it dials again.
 func (p *Publisher) serve(ctx context.Context, c net.Conn, typ zmq4.SocketType) {
+	p.mu.Lock()
+	process := p.mu.process
+	p.mu.Unlock()
 	w, err := openWire(ctx, c, typ, !p.cfg.Connect || typ == zmq4.Router, maxRequest)
 	if err != nil {
 		return
 	}
 	p.mu.Lock()
-	p.mu.conns[w] = struct{}{}
+	same := process == p.mu.process // a restart spares no connection
+	if same {
+		p.mu.conns[w] = struct{}{}
+	}
 	p.mu.Unlock()
-	if typ == zmq4.Router {
+	switch {
+	case !same:
+	case typ == zmq4.Router:
 		p.serveReplay(w)
-	} else {
+	default:
 		p.serveLive(ctx, w)
 	}
 	w.close()

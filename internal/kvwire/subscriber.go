@@ -304,12 +304,13 @@ func (s *Subscriber) session(ctx context.Context, w *wire, h Handler) error {
 			return fmt.Errorf("publisher %s: %w", s.addr, err)
 		}
 		m := in.Message
-		if heard && m.Seq <= live.Seq {
-			if m.Seq == live.Seq && bytes.Equal(m.Payload, live.Payload) {
-				s.duplicates.Add(1)
-				continue
-			}
-			h.Disconnected(fmt.Errorf("publisher %s: %w: %d after %d", s.addr, errRestarted, m.Seq, live.Seq))
+		if heard && m.Seq == live.Seq && bytes.Equal(m.Payload, live.Payload) {
+			s.duplicates.Add(1)
+			continue
+		}
+		// Behind a forwarder the connection outlives the process.
+		if heard && m.Seq <= live.Seq || s.known && m.Seq == s.last.Seq && !s.isLast(m) {
+			h.Disconnected(fmt.Errorf("publisher %s: %w at %d", s.addr, errRestarted, m.Seq))
 			s.begin(ctx, h)
 		}
 		live, heard, silence = m, true, liveProbe
