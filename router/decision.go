@@ -115,7 +115,7 @@ func (d *Decision) Explain() string {
 			continue
 		}
 		overlap := strconv.Itoa(c.OverlapBlocks)
-		if c.OverlapFrom != "" && c.OverlapFrom != "exact" {
+		if c.OverlapFrom != "" && c.OverlapFrom != fromExact {
 			overlap += " " + c.OverlapFrom
 		}
 		fmt.Fprintf(t, "%s\toverlap=%s\tqueue=%.3f\tslot=%.3f\tprefill=%.3f\tdecode=%.3f\tstall=%.3f\tevict=%.3f\tcost=%.3f",

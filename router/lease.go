@@ -55,6 +55,7 @@ type Lease struct {
 	chain     []kv.SequenceHash // in blocks of the rank; nil without tokens
 	ids       []kv.SequenceHash // what predictions and held tokens go by: chain or text
 	exact     int               // its blocks that events promised
+	expected  int               // blocks of ids that others in flight were computing
 	text      []kv.SequenceHash
 	bounds    []int
 	byText    bool // the conversation is known by its text
@@ -107,6 +108,9 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	}
 	if w.chained != nil {
 		l.chain = w.chained.chain
+	}
+	if w.from == fromPredicted {
+		l.expected = w.blocks
 	}
 	if s.prompt != nil {
 		l.text, l.bounds, l.byText = s.text, s.prompt.TextBoundaries, byText(s.prompt)
@@ -200,6 +204,9 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	k.prefill = slices.Delete(k.prefill, i, i+1)
 	k.booked -= l.uncached
 	l.phase = phaseDecode
+	if !passed && l.stream {
+		k.inheritLocked(l, i, at)
+	}
 	if i == 0 {
 		k.headFrom = at
 	}
@@ -221,6 +228,25 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	}
 	if k.booked <= 0 {
 		k.window.stop(at)
+	}
+}
+
+// inheritLocked gives the work that an aborted prefill leaves undone to the next
+// booking that counted on its blocks. l was at position i of the queue.
+func (k *rank) inheritLocked(l *Lease, i int, at time.Time) {
+	undone := l.uncached
+	if i == 0 {
+		undone -= min(k.rate.of(k.worker.base.rate.pooled())*max(at.Sub(k.headFrom).Seconds(), 0), undone)
+	}
+	for _, m := range k.prefill[i:] {
+		n := m.expected
+		if n == 0 || n > len(l.ids) || n > len(m.ids) || l.ids[n-1] != m.ids[n-1] {
+			continue
+		}
+		more := min(undone, float64(n)*m.unitSize)
+		m.uncached += more
+		k.booked += more
+		return
 	}
 }
 

@@ -95,12 +95,19 @@ func (s *scratch) sized(blockSize int) *sizedChain {
 	return nil
 }
 
+// The sources of an overlap.
+const (
+	fromExact       = "exact"
+	fromApproximate = "approximate"
+	fromPredicted   = "predicted"
+)
+
 // credit is the overlap that one rank gets.
 type credit struct {
 	blocks  int     // in the unit of the source: the rank's blocks, or text blocks
 	tokens  float64 // at most the prompt
 	exact   int     // blocks that events say are there, whatever the source
-	from    string  // "exact", "approximate", "predicted", "" for none
+	from    string  // the source, "" for none
 	chained *sizedChain
 }
 
@@ -121,7 +128,7 @@ func (s *scratch) credit(k *rank) credit {
 	bs := float64(k.blockSize())
 	if c.chained != nil && k.exact() && w < len(c.chained.exact) {
 		if c.exact = int(c.chained.exact[w].GPU); c.exact > 0 {
-			c.blocks, c.tokens, c.from = c.exact, float64(c.exact)*bs, "exact"
+			c.blocks, c.tokens, c.from = c.exact, float64(c.exact)*bs, fromExact
 		}
 	}
 	if w >= len(s.approx) {
@@ -130,7 +137,7 @@ func (s *scratch) credit(k *rank) credit {
 	if !s.isExact || k.feed.State != FeedComplete && k.feed.State != FeedStale {
 		if n := int(s.approx[w].GPU); n > 0 {
 			if t := float64(s.prompt.TextTokens(n)); t > c.tokens {
-				c.blocks, c.tokens, c.from = n, t, "approximate"
+				c.blocks, c.tokens, c.from = n, t, fromApproximate
 			}
 		}
 	}
@@ -140,7 +147,7 @@ func (s *scratch) credit(k *rank) credit {
 			t = float64(s.prompt.TextTokens(n))
 		}
 		if t > c.tokens {
-			c.blocks, c.tokens, c.from = n, t, "predicted"
+			c.blocks, c.tokens, c.from = n, t, fromPredicted
 		}
 	}
 	c.tokens = min(c.tokens, s.tokens)

@@ -128,6 +128,8 @@ func (w *world) run(c *script.Cmd) string {
 		return ""
 	case "workers":
 		return w.runWorkers(c)
+	case "models":
+		return strings.Join(w.router.Models(), " ")
 	case "feed":
 		w.router.SetFeed(parseRank(c.Args[0]), Feed{State: c.Args[1], BlockSize: c.Int("block", 0)})
 		return ""
@@ -157,8 +159,27 @@ func (w *world) run(c *script.Cmd) string {
 		return ""
 	case "load":
 		return w.runLoad()
+	case "cost":
+		return runCost(c)
+	case "learned":
+		req := &Request{Model: c.String("model", "m"), Key: c.String("key", "")}
+		output, turns := w.router.expect.get(req)
+		return fmt.Sprintf("L=%.0f F=%.2f tau=%.0fs", output, turns, w.router.talks.tau())
 	}
 	panic(c.Pos + ": no command " + c.Name)
+}
+
+// runCost computes one cost from numbers alone.
+func runCost(c *script.Cmd) string {
+	in := costInput{
+		prompt: c.Float("prompt", 0), overlap: c.Float("overlap", 0), backlog: c.Float("backlog", 0), rate: c.Float("R", startRate),
+		n: c.Float("n", 0), kv: c.Float("kv", 0), held: c.Float("held", c.Float("kv", 0)), own: c.Float("own", c.Float("prompt", 0)),
+		cap: c.Float("capacity", 0), maxSeqs: c.Float("seqs", 0), itl: startITL,
+		output: c.Float("L", 0), turns: c.Float("F", 1), evict: c.Float("evict", 0),
+	}
+	t := in.cost()
+	return fmt.Sprintf("queue=%.4f slot=%.4f prefill=%.4f decode=%.4f stall=%.4f evict=%.4f cost=%.4f",
+		t.queue, t.slot, t.prefill, t.decode, t.stall, t.evict, t.total())
 }
 
 func (w *world) runWorkers(c *script.Cmd) string {
