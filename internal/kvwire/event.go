@@ -52,8 +52,10 @@ type Event struct {
 	SlidingWindow int    // window of the group in tokens, 0 for none
 
 	// Bigram marks SGLang's EAGLE mode, where the engine's unit is the pair of a token
-	// and its successor. Tokens are the first of each pair; Next is the second of the
-	// last one.
+	// and its successor. Tokens are the first of each pair, so that a block hashes to
+	// what the same prompt hashes to on any other worker; Next is the second of the
+	// last pair. The engine matches a block only if the token behind it is equal too:
+	// where a prompt diverges right at the block's end, overlap is one block too high.
 	Bigram bool
 	Next   uint32
 

@@ -1,8 +1,12 @@
 package kvwire
 
 import (
+	"context"
+	"io"
+	"net"
 	"testing"
 
+	"github.com/go-zeromq/zmq4"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -53,3 +57,41 @@ func FuzzDecode(f *testing.F) {
 }
 
 func sameFloat(a, b float64) bool { return a == b || a != a && b != b }
+
+// FuzzWire: no bytes of a peer break the process, and no message exceeds its limit.
+func FuzzWire(f *testing.F) {
+	pub := greetingOf("PUB")
+	f.Add(append(pub[:len(pub):len(pub)], 1, 0, 1, 2, 7, 7, 0, 1, 9))
+	f.Add(append(pub[:len(pub):len(pub)], 2, 0, 0, 0, 0, 0, 0, 0, 3, 1, 2, 3))
+	f.Add(append(pub[:len(pub):len(pub)], 4, 5, 4, 'P', 'I', 'N', 'G', 0, 0))
+	f.Add(append(pub[:64:64], 4, 9, 5, 'R', 'E', 'A', 'D', 'Y', 250, 1, 2))
+	f.Add(greetingOf("NONSENSE"))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		const limit = 1 << 10
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		go io.Copy(io.Discard, theirs)
+		go func() {
+			theirs.Write(sent)
+			theirs.Close()
+		}()
+		w, err := openWire(context.Background(), ours, zmq4.Sub, false, limit)
+		if err != nil {
+			return
+		}
+		defer w.close()
+		for {
+			frames, err := w.recv()
+			if err != nil {
+				return
+			}
+			n := 0
+			for _, f := range frames {
+				n += len(f)
+			}
+			if n > limit+8*frameOverhead {
+				t.Fatalf("a message of %d bytes, limit %d", n, limit)
+			}
+		}
+	})
+}

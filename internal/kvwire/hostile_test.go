@@ -175,7 +175,7 @@ func TestSubscriber_HostilePeers(t *testing.T) {
 		endless = append(endless, 1, 0)
 	}
 	f("a message of endless empty frames", "too large", pub, endless)
-	f("end in a frame", "EOF", pub, []byte{0, 9, 1})
+	f("end in a frame", "closed the connection", pub, []byte{0, 9, 1})
 }
 
 // TestPublisher_PeerThatNeverGreets does not hold up others.

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"time"
 
@@ -196,9 +195,6 @@ func (s *Subscriber) ask(ctx context.Context, from uint64) (*wire, error) {
 func (s *Subscriber) replayError(err error, r *Replay) error {
 	if errors.Is(err, errIdle) {
 		return fmt.Errorf("replay socket %s: no answer within %s after %d batches: is it the replay_endpoint of --kv-events-config?", s.cfg.Replay, s.cfg.ReplayTimeout, r.Messages)
-	}
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
 	}
 	return fmt.Errorf("replay socket %s: after %d batches: %w", s.cfg.Replay, r.Messages, err)
 }

@@ -369,3 +369,19 @@ func TestConfig_ErrorsNameTheEndpoint(t *testing.T) {
 	_, err = NewSubscriber(SubscriberConfig{Endpoint: p.Addr(), Bind: true})
 	f(err, "listen on "+p.Addr())
 }
+
+// BenchmarkTransport measures batches of 1 KiB from Publish to the handler over TCP.
+func BenchmarkTransport(b *testing.B) {
+	p, _ := startPublisher(b, PublisherConfig{Queue: 1 << 20})
+	s, _, _ := startSubscriber(b, SubscriberConfig{Endpoint: p.Addr()})
+	subscribed(b, p, 1)
+	payload := make([]byte, 1<<10)
+	b.ReportAllocs()
+	start := time.Now()
+	for b.Loop() {
+		p.Publish(payload)
+	}
+	n := p.Publish(payload) + 1
+	eventually(b, "all", func() bool { return s.Stats().Messages+p.Stats().Dropped == n })
+	b.ReportMetric(float64(n)/time.Since(start).Seconds(), "msg/s")
+}

@@ -46,9 +46,13 @@ func openWire(ctx context.Context, c net.Conn, typ zmq4.SocketType, server bool,
 	s := &stream{Conn: c, r: bufio.NewReaderSize(c, 64<<10), limit: limit, greeting: greetingBytes}
 	s.mu.w = bufio.NewWriterSize(c, 64<<10)
 	w = &wire{stream: s, stop: context.AfterFunc(ctx, func() { c.Close() })}
+	peer := c.RemoteAddr().String()
+	if host, _, err := net.SplitHostPort(peer); err == nil && server {
+		peer = host // the port is another one each time
+	}
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("ZMTP handshake with %s: malformed: %v", c.RemoteAddr(), r)
+			err = fmt.Errorf("ZMTP handshake with %s: malformed: %v", peer, r)
 		}
 		if err != nil {
 			w.close()
@@ -59,7 +63,7 @@ func openWire(ctx context.Context, c net.Conn, typ zmq4.SocketType, server bool,
 		return w, err
 	}
 	if w.conn, err = zmq4.Open(s, null.Security(), typ, nil, server, nil); err != nil {
-		return w, fmt.Errorf("ZMTP handshake with %s: %w", c.RemoteAddr(), err)
+		return w, fmt.Errorf("ZMTP handshake with %s: %w", peer, cause(err))
 	}
 	s.buffered = true
 	return w, c.SetDeadline(time.Time{})
@@ -73,7 +77,7 @@ func (w *wire) recv() ([][]byte, error) {
 	for {
 		m, err := w.conn.RecvMsg()
 		if err != nil {
-			return nil, err
+			return nil, cause(err)
 		}
 		if m.Type != zmq4.CmdMsg {
 			return m.Frames, nil
@@ -106,6 +110,20 @@ type stream struct {
 		w          *bufio.Writer
 	}
 }
+
+// cause returns why a connection ended in words that do not name its ports, so that
+// equal reasons read equal.
+func cause(err error) error {
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		return op.Err
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errClosed
+	}
+	return err
+}
+
+var errClosed = errors.New("the peer closed the connection")
 
 var errTooLarge = errors.New("message is too large")
 
