@@ -26,10 +26,11 @@ const (
 // calls runs the calls of engine tokenizers: one at a time for equal inputs, answers
 // cached, also those that come late.
 type calls struct {
-	cfg     Config
-	metrics *metrics
-	wg      sync.WaitGroup
-	mu      struct {
+	cfg      Config
+	metrics  *metrics
+	maxBytes int // maxCallBytes
+	wg       sync.WaitGroup
+	mu       struct {
 		sync.Mutex
 		cache   *cache
 		running map[key]*call
@@ -52,7 +53,7 @@ type call struct {
 }
 
 func (c *calls) init(cfg Config, m *metrics) {
-	c.cfg, c.metrics = cfg, m
+	c.cfg, c.metrics, c.maxBytes = cfg, m, maxCallBytes
 	c.mu.cache = newCache(cfg.CacheBytes, m.cacheEvicted.Inc)
 	c.mu.running = make(map[key]*call)
 	c.mu.late = make(map[string]int)
@@ -115,7 +116,7 @@ func (c *calls) joinLocked(k key, src Source, model string, kind openai.Kind, bo
 		return nil, reason{"closed", "shutting down"}
 	case c.mu.late[model] >= maxLate:
 		return nil, reason{"slow", fmt.Sprintf("engine tokenizer is not keeping up: %d calls are past %v", c.mu.late[model], c.cfg.Deadline)}
-	case len(c.mu.running) >= maxCalls || c.mu.bytes+len(body) > maxCallBytes && len(c.mu.running) > 0:
+	case len(c.mu.running) >= maxCalls || c.mu.bytes+len(body) > c.maxBytes && len(c.mu.running) > 0:
 		return nil, reason{"busy", fmt.Sprintf("%d calls of engine tokenizers are under way", len(c.mu.running))}
 	}
 	// Not the request's context: the call may outlive the request, and its values.

@@ -45,7 +45,8 @@ type form struct {
 	stop  int // offset of the first placeholder, -1 where all is text
 	media int // number of placeholders
 
-	tail    key // key of the fields that have no place in the text
+	keyed   bool // keys are wanted
+	tail    key  // key of the fields that have no place in the text
 	hash    [2]maphash.Hash
 	hashed  int // text before this offset is in hash
 	shape   []byte
@@ -81,10 +82,11 @@ func (f *form) reset() {
 	f.hash[1].Reset()
 }
 
-// build writes the form of req, which was parsed from body. domain separates the keys
-// of models and namespaces.
-func (f *form) build(req *openai.Request, body []byte, domain ...string) {
+// build writes the form of req, which was parsed from body. keyed asks for keys too;
+// domain separates those of models and namespaces.
+func (f *form) build(req *openai.Request, body []byte, keyed bool, domain ...string) {
 	f.reset()
+	f.keyed = keyed
 	f.fields(req, body)
 	for _, s := range domain {
 		f.number(len(s))
@@ -132,7 +134,7 @@ func (f *form) fields(req *openai.Request, body []byte) {
 		}
 	}
 	f.tail = key{}
-	if n > 0 {
+	if n > 0 && f.keyed {
 		f.sum(body)
 		f.tail = key{f.hash[0].Sum64(), f.hash[1].Sum64()}
 		f.hash[0].Reset()
@@ -304,8 +306,12 @@ next:
 
 // finish ends a message: what has been written so far gets its key.
 func (f *form) finish(body []byte) {
-	f.sum(body)
-	f.ends = append(f.ends, end{len(f.text), key{f.hash[0].Sum64(), f.hash[1].Sum64()}})
+	e := end{offset: len(f.text)}
+	if f.keyed {
+		f.sum(body)
+		e.key = key{f.hash[0].Sum64(), f.hash[1].Sum64()}
+	}
+	f.ends = append(f.ends, e)
 }
 
 // sum moves everything not hashed yet into the hashes.

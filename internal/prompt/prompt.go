@@ -85,7 +85,7 @@ func (b *Builder) Close() { b.calls.close() }
 func (b *Builder) Build(ctx context.Context, req *openai.Request, body []byte, src Source, ns kv.Namespace, model string) *kv.Prompt {
 	f := b.forms.Get().(*form)
 	defer b.forms.Put(f)
-	f.build(req, body, model, ns.LoRA, ns.Salt)
+	f.build(req, body, src != nil, model, ns.LoRA, ns.Salt)
 
 	p := &kv.Prompt{Source: kv.SourceText, Namespace: ns, BytesPerToken: b.ratios.of(model)}
 	b.fillText(p, f, ns.TextSeed(model))
@@ -140,6 +140,9 @@ func (b *Builder) fillTokens(ctx context.Context, p *kv.Prompt, f *form, req *op
 	case req.PromptEmbeds && !req.Prompt.Present():
 		p.Source, p.TokenCount = kv.SourceNone, 0
 		return reason{"embeddings", "the prompt is embeddings, which have no tokens"}
+	case len(f.text) == 0:
+		p.Source = kv.SourceNone
+		return reason{"empty", "the prompt is empty"}
 	case src == nil:
 		why = reason{"no_tokenizer", "no tokenizer for this model and none on its workers"}
 	default:
