@@ -39,7 +39,7 @@ var Homes = map[string][]string{
 	"github.com/tinylib/msgp":                                 {"internal/kvwire"},
 	"github.com/sashabaranov/go-openai":                       {"bench"},
 	"github.com/prometheus/client_golang/prometheus":          {"metrics.go", "cmd/warmroute"},
-	"github.com/prometheus/client_golang/prometheus/promhttp": {"proxy"},
+	"github.com/prometheus/client_golang/prometheus/promhttp": {"proxy", "cmd/warmroute"},
 	"github.com/valyala/fastjson":                             {"internal/openai"},
 	"github.com/zeebo/xxh3":                                   {"router/kv", "router/index", "internal/sim"},
 	"github.com/spf13/cobra":                                  {"cmd/warmroute"},

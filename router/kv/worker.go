@@ -8,8 +8,8 @@ import (
 
 // WorkerRank names one KV cache: a worker and the data-parallel rank in it.
 type WorkerRank struct {
-	ID   string // configured name of the worker, else its normalised base URL
-	Rank int    // data-parallel rank, 0 where the worker has one
+	ID   string `json:"worker"` // configured name of the worker, else its normalised base URL
+	Rank int    `json:"rank"`   // data-parallel rank, 0 where the worker has one
 }
 
 // String returns "id" for rank 0 and "id/rank" otherwise.

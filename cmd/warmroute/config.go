@@ -1,0 +1,246 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/spf13/pflag"
+)
+
+// config is everything that `serve` can be told. deploy/warmroute.yaml is its
+// commented reference. Precedence: flags, then WARMROUTE_* variables, then the file,
+// then the defaults of defaultConfig.
+type config struct {
+	Listen string `yaml:"listen"`
+	Admin  string `yaml:"admin"`
+
+	NATS     natsConfig        `yaml:"nats"`
+	Workers  []workerConfig    `yaml:"workers"`
+	Allow    []string          `yaml:"allow_announced"`
+	Aliases  map[string]string `yaml:"model_aliases"`
+	Routing  routingConfig     `yaml:"routing"`
+	Limits   limitsConfig      `yaml:"limits"`
+	Index    indexConfig       `yaml:"index"`
+	StateDir string            `yaml:"state_dir"`
+	Log      logConfig         `yaml:"log"`
+
+	Simulate int `yaml:"simulate"`
+}
+
+// natsConfig says which event bus to use; the zero value embeds a server that listens
+// on no port.
+type natsConfig struct {
+	URL                string `yaml:"url"`
+	Listen             string `yaml:"listen"`
+	Cluster            string `yaml:"cluster"`
+	Prefix             string `yaml:"prefix"`
+	CA                 string `yaml:"ca"`
+	Cert               string `yaml:"cert"`
+	Key                string `yaml:"key"`
+	InsecureSkipVerify bool   `yaml:"insecure_skip_verify"`
+	User               string `yaml:"user"`
+	Password           string `yaml:"password"`
+	Token              string `yaml:"token"`
+}
+
+// workerConfig is one worker: a URL and what cannot be learned from it.
+type workerConfig struct {
+	ID                 string `yaml:"id"`
+	URL                string `yaml:"url"`
+	Engine             string `yaml:"engine"`
+	APIKey             string `yaml:"api_key"`
+	Events             string `yaml:"events"`
+	Replay             string `yaml:"replay"`
+	Topic              string `yaml:"topic"`
+	Ranks              int    `yaml:"ranks"`
+	BlockSize          int    `yaml:"block_size"`
+	CapacityTokens     int    `yaml:"capacity_tokens"`
+	MaxNumSeqs         int    `yaml:"max_num_seqs"`
+	MaxInflight        int    `yaml:"max_inflight"`
+	CA                 string `yaml:"ca"`
+	InsecureSkipVerify bool   `yaml:"insecure_skip_verify"`
+}
+
+type routingConfig struct {
+	Mode        string `yaml:"mode"`
+	MaxInflight int    `yaml:"max_inflight"`
+	Retries     int    `yaml:"retries"`
+}
+
+type limitsConfig struct {
+	MaxBody          size     `yaml:"max_body"`
+	ConnectTimeout   duration `yaml:"connect_timeout"`
+	FirstByteTimeout duration `yaml:"first_byte_timeout"`
+	IdleTimeout      duration `yaml:"idle_timeout"`
+	TokenizeTimeout  duration `yaml:"tokenize_timeout"`
+	Grace            duration `yaml:"grace"`
+}
+
+type indexConfig struct {
+	MaxBytes         size     `yaml:"max_bytes"`
+	ApproximateBytes size     `yaml:"approximate_bytes"`
+	ApproximateTTL   duration `yaml:"approximate_ttl"`
+}
+
+type logConfig struct {
+	Level  string `yaml:"level"`
+	Format string `yaml:"format"`
+}
+
+func defaultConfig() config {
+	return config{
+		Listen:  ":8000",
+		Admin:   "127.0.0.1:8001",
+		NATS:    natsConfig{Cluster: "default", Prefix: "warmroute"},
+		Routing: routingConfig{Mode: "kv", MaxInflight: 1024, Retries: 2},
+		Limits: limitsConfig{
+			MaxBody:          64 << 20,
+			ConnectTimeout:   duration(5 * time.Second),
+			FirstByteTimeout: duration(10 * time.Minute),
+			IdleTimeout:      duration(5 * time.Minute),
+			TokenizeTimeout:  duration(50 * time.Millisecond),
+			Grace:            duration(60 * time.Second),
+		},
+		Index: indexConfig{MaxBytes: 2 << 30, ApproximateBytes: 256 << 20, ApproximateTTL: duration(15 * time.Minute)},
+		Log:   logConfig{Level: "info", Format: "text"},
+	}
+}
+
+// bind declares the flags of c with its present values as their defaults. A setting's
+// environment variable is WARMROUTE_ and its flag in upper case, - as _.
+func (c *config) bind(f *pflag.FlagSet) {
+	f.StringVar(&c.Listen, "listen", c.Listen, "address of the OpenAI endpoint")
+	f.StringVar(&c.Admin, "admin", c.Admin, "address of metrics and /debug; keep it off public networks")
+	f.VarP((*workerFlag)(&c.Workers), "worker", "w", "worker as `URL[,key=value…]`, keys as in the file: id, events, replay, topic, ranks, engine, api_key, block_size, capacity_tokens, max_num_seqs, max_inflight, ca; repeat for each")
+	f.StringSliceVar(&c.Allow, "allow-announced", c.Allow, "`hosts or CIDRs` of workers that may join by NATS announcement alone; none by default")
+	f.StringToStringVar(&c.Aliases, "model-alias", c.Aliases, "extra model name, as `alias=model`; repeat for each")
+	f.StringVar(&c.NATS.URL, "nats", c.NATS.URL, "`URL` of a NATS server to share events over, e.g. nats://host:4222 or tls://host:4222; empty embeds one")
+	f.StringVar(&c.NATS.Listen, "nats-listen", c.NATS.Listen, "`host:port` on which the embedded NATS server accepts relays; empty opens no port")
+	f.StringVar(&c.NATS.Cluster, "nats-cluster", c.NATS.Cluster, "name of the cluster in NATS subjects; proxies and relays of one cluster share a view")
+	f.StringVar(&c.NATS.Prefix, "nats-prefix", c.NATS.Prefix, "first part of NATS subjects")
+	bindNATSCredentials(f, &c.NATS)
+	f.StringVar(&c.Routing.Mode, "mode", c.Routing.Mode, "routing: kv, round-robin, random or least-loaded")
+	f.IntVar(&c.Routing.MaxInflight, "max-inflight", c.Routing.MaxInflight, "requests in flight per worker; when every worker has that many, clients get 429")
+	f.IntVar(&c.Routing.Retries, "retries", c.Routing.Retries, "other workers tried when one fails before its first byte")
+	f.Var(&c.Limits.MaxBody, "max-body", "largest request body, e.g. 64MiB")
+	f.Var(&c.Limits.ConnectTimeout, "connect-timeout", "time to connect to a worker")
+	f.Var(&c.Limits.FirstByteTimeout, "first-byte-timeout", "time from sending a request to the worker's response headers (a long prefill needs minutes)")
+	f.Var(&c.Limits.IdleTimeout, "idle-timeout", "longest silence of a worker in mid-response")
+	f.Var(&c.Limits.TokenizeTimeout, "tokenize-timeout", "time an engine has to tokenize a prompt; past it the request is routed by text")
+	f.Var(&c.Limits.Grace, "grace", "time that open streams have to finish after SIGTERM")
+	f.Var(&c.Index.MaxBytes, "index-max-bytes", "memory cap of the exact index, e.g. 2GiB")
+	f.Var(&c.Index.ApproximateBytes, "approximate-max-bytes", "memory cap of the approximate index")
+	f.Var(&c.Index.ApproximateTTL, "approximate-ttl", "how long the approximate index believes that a worker still holds a prefix")
+	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` in which relays keep their hash maps, so that a restart stays exact")
+	f.IntVar(&c.Simulate, "simulate", c.Simulate, "start this many simulated workers on 127.0.0.1 and route to them")
+	bindLog(f, &c.Log)
+}
+
+// bindNATSCredentials declares the flags that serve and relay share.
+func bindNATSCredentials(f *pflag.FlagSet, c *natsConfig) {
+	f.StringVar(&c.CA, "nats-ca", c.CA, "PEM `file` with the authority that signed the NATS server's certificate")
+	f.StringVar(&c.Cert, "nats-cert", c.Cert, "PEM `file` with the client certificate for NATS")
+	f.StringVar(&c.Key, "nats-key", c.Key, "PEM `file` with the client key for NATS")
+	f.BoolVar(&c.InsecureSkipVerify, "nats-insecure-skip-verify", c.InsecureSkipVerify, "accept any certificate of the NATS server (tests only)")
+	f.StringVar(&c.User, "nats-user", c.User, "NATS user")
+	f.StringVar(&c.Password, "nats-password", c.Password, "NATS password; better WARMROUTE_NATS_PASSWORD, which no process list shows")
+	f.StringVar(&c.Token, "nats-token", c.Token, "NATS token; better WARMROUTE_NATS_TOKEN")
+}
+
+func bindLog(f *pflag.FlagSet, c *logConfig) {
+	f.StringVar(&c.Level, "log-level", c.Level, "debug, info, warn or error")
+	f.StringVar(&c.Format, "log-format", c.Format, "text or json")
+}
+
+// loadFile reads the YAML file over c. Unknown and duplicate keys are errors that show
+// their line.
+func (c *config) loadFile(path string) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read --config: %w", err)
+	}
+	if err := yaml.NewDecoder(bytes.NewReader(raw), yaml.Strict()).Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: %s", path, yaml.FormatError(err, false, true))
+	}
+	return nil
+}
+
+// validate names the first setting that cannot work and what would.
+func (c *config) validate() error {
+	seen := map[string]string{}
+	for i := range c.Workers {
+		w := &c.Workers[i]
+		if err := w.validate(); err != nil {
+			return fmt.Errorf("workers[%d]: %w", i, err)
+		}
+		name := w.ID
+		if name == "" {
+			name = w.URL
+		}
+		if _, ok := seen[name]; ok {
+			return fmt.Errorf("workers[%d]: id %q is used twice: give each worker its own id", i, name)
+		}
+		seen[name] = w.URL
+	}
+	switch c.Routing.Mode {
+	case "kv", "round-robin", "random", "least-loaded":
+	default:
+		return fmt.Errorf("routing.mode (--mode): %q is none of kv, round-robin, random, least-loaded", c.Routing.Mode)
+	}
+	for _, r := range []struct {
+		name string
+		bad  bool
+		want string
+	}{
+		{"routing.max_inflight (--max-inflight)", c.Routing.MaxInflight < 1, "at least 1"},
+		{"routing.retries (--retries)", c.Routing.Retries < 0, "0 or more"},
+		{"limits.max_body (--max-body)", c.Limits.MaxBody < 1<<10, "at least 1KiB"},
+		{"limits.connect_timeout (--connect-timeout)", c.Limits.ConnectTimeout <= 0, "more than 0s"},
+		{"limits.first_byte_timeout (--first-byte-timeout)", c.Limits.FirstByteTimeout <= 0, "more than 0s"},
+		{"limits.idle_timeout (--idle-timeout)", c.Limits.IdleTimeout <= 0, "more than 0s"},
+		{"limits.tokenize_timeout (--tokenize-timeout)", c.Limits.TokenizeTimeout <= 0, "more than 0s"},
+		{"limits.grace (--grace)", c.Limits.Grace < 0, "0s or more"},
+		{"index.max_bytes (--index-max-bytes)", c.Index.MaxBytes < 1<<20, "at least 1MiB"},
+		{"index.approximate_bytes (--approximate-max-bytes)", c.Index.ApproximateBytes < 1<<20, "at least 1MiB"},
+		{"index.approximate_ttl (--approximate-ttl)", c.Index.ApproximateTTL <= 0, "more than 0s"},
+		{"simulate (--simulate)", c.Simulate < 0 || c.Simulate > 64, "0 to 64"},
+	} {
+		if r.bad {
+			return fmt.Errorf("%s must be %s", r.name, r.want)
+		}
+	}
+	if len(c.Workers) == 0 && c.Simulate == 0 && len(c.Allow) == 0 {
+		return errors.New("no workers: give --worker URL, workers: in the file, --allow-announced with --nats, or --simulate 2 to try it without a GPU")
+	}
+	return c.Log.validate()
+}
+
+func (w *workerConfig) validate() error {
+	if w.URL == "" {
+		return errors.New("url is missing")
+	}
+	if !strings.HasPrefix(w.URL, "http://") && !strings.HasPrefix(w.URL, "https://") {
+		return fmt.Errorf("url %q must start with http:// or https://", w.URL)
+	}
+	for _, e := range []struct{ key, v string }{{"events", w.Events}, {"replay", w.Replay}} {
+		if e.v != "" && !strings.HasPrefix(e.v, "tcp://") && !strings.HasPrefix(e.v, "ipc://") {
+			return fmt.Errorf("%s %q must be a ZMQ endpoint such as tcp://host:5557", e.key, e.v)
+		}
+	}
+	if w.Replay != "" && w.Events == "" {
+		return errors.New("replay is set without events: the replay socket only completes the event stream")
+	}
+	if w.Ranks < 0 || w.Ranks > 1024 {
+		return fmt.Errorf("ranks %d must be 1 to 1024", w.Ranks)
+	}
+	if w.MaxInflight < 0 || w.CapacityTokens < 0 || w.MaxNumSeqs < 0 || w.BlockSize < 0 {
+		return errors.New("max_inflight, capacity_tokens, max_num_seqs and block_size must not be negative (0 learns or takes the default)")
+	}
+	return nil
+}

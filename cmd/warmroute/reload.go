@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/spf13/pflag"
+)
+
+// reloadQuiet is how long the file's directory must be quiet before a reload: editors
+// and ConfigMap updates touch it several times.
+const reloadQuiet = 200 * time.Millisecond
+
+// reloader reads the configuration again on SIGHUP and when the file changes. The
+// directory is watched, not the file, because both editors and Kubernetes replace it.
+type reloader struct {
+	path  string
+	given *pflag.FlagSet
+}
+
+// run calls apply with each new valid configuration until ctx ends. An invalid one is
+// reported and the running configuration stays.
+func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) error) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+
+	var changed chan fsnotify.Event
+	if r.path != "" {
+		watcher, err := fsnotify.NewWatcher()
+		if err == nil {
+			err = watcher.Add(filepath.Dir(r.path))
+			defer watcher.Close()
+		}
+		if err != nil {
+			log.Warn("config file is not watched; reload with SIGHUP", "file", r.path, "error", err)
+		} else {
+			changed = watcher.Events
+		}
+	}
+	last, _ := os.ReadFile(r.path)
+	quiet := time.NewTimer(time.Hour)
+	quiet.Stop()
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			quiet.Reset(reloadQuiet)
+			continue
+		case <-quiet.C:
+			raw, err := os.ReadFile(r.path)
+			if err != nil || string(raw) == string(last) {
+				continue
+			}
+			last = raw
+		case <-hup:
+			last, _ = os.ReadFile(r.path)
+		}
+		cfg, err := loadConfig(r.path, r.given)
+		if err == nil {
+			err = apply(cfg)
+		}
+		if err != nil {
+			log.Error("reload refused, the running configuration stays", "file", r.path, "error", err)
+			continue
+		}
+		log.Info("workers reloaded", "file", r.path, "workers", len(cfg.Workers))
+	}
+}

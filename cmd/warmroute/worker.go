@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/warmroute/warmroute/internal/kvwire"
+	"github.com/warmroute/warmroute/internal/sim"
+)
+
+// Ports that simulated workers of one command use, as in the design.
+const (
+	simPort       = 8100
+	simEventsPort = 5557
+	simReplayPort = 5657
+)
+
+// bindWorker declares the flags of the simulated worker.
+func bindWorker(c *sim.Config, f *pflag.FlagSet) {
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:8100", "HTTP address")
+	f.StringVar((*string)(&c.Like), "like", string(sim.VLLM), "engine whose wires are spoken: vllm or sglang")
+	f.StringVar(&c.AdvertiseModel, "model", "sim", "served model name")
+	f.StringSliceVar(&c.Adapters, "lora", nil, "names of LoRA adapters")
+	f.StringVar(&c.APIKey, "api-key", "", "bearer token that is demanded under /v1")
+	f.StringVar(&c.Events, "events", "", "ZMQ `endpoint` for KV events, e.g. tcp://127.0.0.1:5557; rank r is port + r")
+	f.StringVar(&c.Replay, "replay", "", "ZMQ `endpoint` of the replay socket")
+	f.StringVar(&c.Topic, "topic", "", "topic of the events")
+	f.StringVar(&c.Layout, "layout", "", "layout of the events: "+strings.Join(layoutNames(), ", "))
+	f.IntVar(&c.DPRanks, "ranks", 1, "data-parallel ranks")
+	f.StringVar(&c.Template, "template", "plain", "chat template: plain or thinking (strips reasoning from history)")
+	f.IntVar(&c.ReplyTokens, "reply-tokens", 128, "typical length of a reply")
+	f.IntVar(&c.ReasoningTokens, "reasoning-tokens", 64, "typical length of reasoning with the thinking template")
+	f.BoolVar(&c.HideCached, "hide-cached", false, "leave cached_tokens out of usage, as engines without the reporting flag do")
+	f.BoolVar(&c.NoTokenize, "no-tokenize", false, "offer no tokenizer endpoints")
+	f.BoolVar(&c.NoRender, "no-render", false, "offer no render endpoints, as older vLLM")
+	f.Uint64Var(&c.Seed, "seed", 1, "seed of replies and block hashes")
+	f.IntVar(&c.Engine.BlockSize, "block-size", 64, "tokens of a KV block")
+	f.IntVar(&c.Engine.CapacityTokens, "capacity-tokens", 400_000, "KV tokens of one rank")
+	f.IntVar(&c.Engine.MaxNumSeqs, "max-num-seqs", 128, "sequences that run at once")
+	f.IntVar(&c.Engine.ChunkTokens, "chunk-tokens", 2048, "prefill tokens of one step")
+	f.Float64Var(&c.Engine.SpeedUp, "speed-up", 1, "divides every simulated time")
+	f.DurationVar(&c.Grace, "grace", 0, "time that requests have to finish after SIGTERM")
+}
+
+func layoutNames() []string {
+	var names []string
+	for _, l := range kvwire.Layouts() {
+		names = append(names, l.String())
+	}
+	return names
+}
+
+func newWorker() *cobra.Command {
+	var flags sim.Config
+	logFlags := logConfig{Level: "info", Format: "text"}
+	cmd := &cobra.Command{
+		Use:   "worker",
+		Short: "Run a simulated engine, no GPU",
+		Long: `worker runs a simulated vLLM or SGLang: a paged KV cache with prefix caching,
+continuous batching with chunked prefill, the engine's HTTP surface and its KV events
+over ZMQ. Times follow a linear profile: 8,000 prefill tokens a second, 8 ms a step.
+POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, restart).`,
+		Example: `  warmroute worker --listen 127.0.0.1:8100 --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657
+  warmroute worker --like sglang --listen 127.0.0.1:8101 --events tcp://127.0.0.1:5558 --template thinking`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var cfg sim.Config
+			log := logConfig{Level: "info", Format: "text"}
+			bound := pflag.NewFlagSet("", pflag.ContinueOnError)
+			bindWorker(&cfg, bound)
+			bindLog(bound, &log)
+			if err := overlay(cmd.Flags(), bound, lookupEnv); err != nil {
+				return &usageError{err}
+			}
+			if err := log.validate(); err != nil {
+				return &usageError{err}
+			}
+			if err := cfg.Validate(); err != nil {
+				return &usageError{err}
+			}
+			w, err := sim.NewServer(cfg)
+			if err != nil {
+				return err
+			}
+			log.logger(cmd.ErrOrStderr()).Info("simulated worker serves", "url", w.URL(), "like", string(cfg.Like), "model", cfg.AdvertiseModel, "events", cfg.Events, "replay", cfg.Replay)
+			return w.Run(cmd.Context())
+		},
+	}
+	bindWorker(&flags, cmd.Flags())
+	bindLog(cmd.Flags(), &logFlags)
+	return cmd
+}
+
+// simulated are the workers of `serve --simulate`, in this process but on real sockets.
+type simulated struct {
+	servers []*sim.Server
+	workers []workerConfig
+}
+
+// startSimulated binds n simulated workers; run serves them.
+func startSimulated(n int, log *slog.Logger) (*simulated, error) {
+	s := &simulated{}
+	for i := range n {
+		cfg := sim.Config{
+			Listen: fmt.Sprintf("127.0.0.1:%d", simPort+i),
+			Events: fmt.Sprintf("tcp://127.0.0.1:%d", simEventsPort+i),
+			Replay: fmt.Sprintf("tcp://127.0.0.1:%d", simReplayPort+i),
+			Seed:   uint64(i + 1),
+		}
+		server, err := sim.NewServer(cfg)
+		if err != nil {
+			return nil, fmt.Errorf("simulated worker %d: %w", i+1, err)
+		}
+		w := workerConfig{ID: fmt.Sprintf("sim%d", i+1), URL: server.URL(), Events: cfg.Events, Replay: cfg.Replay}
+		s.servers, s.workers = append(s.servers, server), append(s.workers, w)
+		log.Debug("simulated worker bound", "id", w.ID, "url", w.URL, "events", w.Events)
+	}
+	return s, nil
+}
+
+// run serves the simulated workers until ctx ends.
+func (s *simulated) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, server := range s.servers {
+		g.Go(func() error { return server.Run(ctx) })
+	}
+	return g.Wait()
+}
