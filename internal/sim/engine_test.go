@@ -246,7 +246,7 @@ func TestEngine_ClearNeedsAnIdleCache(t *testing.T) {
 // pool. The engine's invariants hold after every step, and its events, applied with
 // counts as a relay does, always give its truth.
 func TestEngine_RandomLives(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		cfg := EngineConfig{
 			BlockSize: []int{1, 4, 16}[r.IntN(3)], CapacityTokens: 640, ChunkTokens: 1 + r.IntN(128),

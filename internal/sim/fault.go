@@ -24,7 +24,7 @@ type Faults struct {
 	RetryAfter int `json:"retry_after,omitempty"`
 	// Reset breaks the connection once the request is read, before any byte of a reply.
 	Reset bool `json:"reset,omitempty"`
-	// HangHeaders never answers. HangAfter stalls a stream after so many deltas.
+	// HangHeaders never answers. HangAfter stalls a stream after so many deltas (of one token each).
 	HangHeaders bool `json:"hang_headers,omitempty"`
 	HangAfter   int  `json:"hang_after,omitempty"`
 	// DieAfter breaks a stream off after so many deltas, without its last chunk.

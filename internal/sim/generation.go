@@ -74,6 +74,17 @@ func (c *choice) advance(p Progress, now time.Time) {
 	}
 }
 
+// oneDelta takes back all but the next token that shows, for faults that count deltas.
+func (p *progress) oneDelta(c *choice) {
+	n := c.sent + 1
+	for n < p.generated && c.reply.channels[n-1] == chSilent {
+		n++
+	}
+	if n < p.generated {
+		p.generated, p.done = n, false
+	}
+}
+
 // fail ends the choice without its last token.
 func (c *choice) fail(err error) {
 	c.mu.Lock()

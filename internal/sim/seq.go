@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/router/kv"
@@ -100,7 +101,8 @@ func (s *Seq) extendChain(size, n int) {
 	}
 }
 
-// mediaIn returns the content hashes of the media that touch the tokens from to to.
+// mediaIn returns the content hashes of the media that touch the tokens from to to,
+// ascending as kv.HashBlock wants them.
 func (s *Seq) mediaIn(from, to int) []uint64 {
 	var hashes []uint64
 	for _, m := range s.Media {
@@ -108,5 +110,6 @@ func (s *Seq) mediaIn(from, to int) []uint64 {
 			hashes = append(hashes, m.Hash)
 		}
 	}
+	slices.Sort(hashes)
 	return hashes
 }

@@ -236,6 +236,9 @@ func (a *answer) more(dst []byte, form api, st *stream) ([]byte, bool, error) {
 		if p.err != nil {
 			return dst, false, p.err
 		}
+		if st.dieAfter > 0 || st.hangAt > 0 {
+			p.oneDelta(c)
+		}
 		if p.generated > 0 || p.done {
 			dst = form.chunks(dst, a, st, i, p)
 		}

@@ -124,8 +124,7 @@ func (s *Server) tryPublishers() error {
 		}
 		var err error
 		if i > 0 {
-			cfg.Endpoint, err = rankEndpoint(events, i)
-			if err == nil && replay != "" {
+			if cfg.Endpoint, err = rankEndpoint(events, i); err == nil && replay != "" {
 				cfg.ReplayEndpoint, err = rankEndpoint(replay, i)
 			}
 		}
@@ -136,8 +135,8 @@ func (s *Server) tryPublishers() error {
 			s.closePublishers()
 			return fmt.Errorf("KV events of rank %d: %w", i, err)
 		}
-		if i == 0 && !s.cfg.EventsConnect {
-			events, replay = r.publisher.Addr(), r.publisher.ReplayAddr()
+		if i == 0 {
+			events, replay = withPort(events, r.publisher.Addr()), withPort(replay, r.publisher.ReplayAddr())
 		}
 	}
 	return nil
@@ -153,6 +152,14 @@ func (s *Server) closePublishers() {
 			r.publisher = nil
 		}
 	}
+}
+
+// withPort returns endpoint with the port of bound.
+func withPort(endpoint, bound string) string {
+	if endpoint == "" {
+		return ""
+	}
+	return endpoint[:strings.LastIndexByte(endpoint, ':')] + bound[strings.LastIndexByte(bound, ':'):]
 }
 
 // rankEndpoint returns the endpoint of DP rank r: the port of the first plus r.

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -105,7 +106,8 @@ func (s *Server) serveRender(ctx *fasthttp.RequestCtx, form api) {
 	s.json(ctx, all)
 }
 
-// features names a prompt's media as vLLM does: content hashes and placeholder runs.
+// features names a prompt's media as vLLM does: content digests and placeholder runs.
+// The simulator's content hash is the head of the digest, as in its events.
 func features(s *Seq) object {
 	hashes, places := map[string][]string{}, map[string][]object{}
 	for _, m := range s.Media {
@@ -113,7 +115,7 @@ func features(s *Seq) object {
 		if s.Tokens[m.Start] == tokAudio {
 			kind = "audio"
 		}
-		hashes[kind] = append(hashes[kind], hex16(m.Hash))
+		hashes[kind] = append(hashes[kind], hex16(m.Hash)+strings.Repeat("0", 48))
 		places[kind] = append(places[kind], object{"offset": m.Start, "length": m.End - m.Start})
 	}
 	return object{"mm_hashes": hashes, "mm_placeholders": places}
