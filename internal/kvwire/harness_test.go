@@ -100,6 +100,18 @@ func (r *recorder) log() string {
 	return strings.Join(r.mu.log, " ")
 }
 
+// story is the log without the ends of replays, whose place among the batches depends on
+// when the publisher was asked.
+func (r *recorder) story() string {
+	var words []string
+	for w := range strings.FieldsSeq(r.log()) {
+		if w != "replayed" && w != "failed" {
+			words = append(words, w)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
 func (r *recorder) heard(payload string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

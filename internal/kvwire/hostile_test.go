@@ -60,7 +60,7 @@ func TestFC75_PublisherProcessesComeAndGo(t *testing.T) {
 // publisher neither time nor memory, and another one nothing at all.
 func TestFC75_SlowSubscriberLosesBoundedly(t *testing.T) {
 	noGoroutineLeft(t)
-	p, _ := startPublisher(t, PublisherConfig{Queue: 100, ReplayEndpoint: local, BufferSteps: 4000})
+	p, _ := startPublisher(t, PublisherConfig{Queue: 100, ReplayEndpoint: local, BufferSteps: 5000})
 	c, err := dial(context.Background(), p.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestFC75_SlowSubscriberLosesBoundedly(t *testing.T) {
 		t.Error("nothing was dropped for a subscriber that does not read")
 	}
 	eventually(t, "last", func() bool { return r.heard("last") })
-	if got := s.Stats(); got.Messages != 4001 || got.Missed != 1 && got.Missed != 0 {
+	if got := s.Stats(); got.Messages != 4001 || got.Missed != 0 {
 		t.Errorf("the one that reads: %+v", got)
 	}
 }
