@@ -27,8 +27,8 @@ const (
 	// Bytes that an entry costs beside its key and holders: the entry, go-radix's
 	// leaf, node and edge, the backing of its key. Measured; the test of memory
 	// accounting holds them to the heap.
-	entryBytes  = 320
-	holderBytes = 16
+	entryBytes  = 240
+	holderBytes = 12
 )
 
 // Approximate guesses which worker holds a prefix of text blocks from the prompts that

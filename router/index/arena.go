@@ -95,6 +95,22 @@ func (a *arena) words(addr uint32, n int) []uint64 {
 	return a.chunks[addr>>chunkShift][off:][:n:n]
 }
 
+// allocUp returns an extent of the class or, at the bytes cap, of a larger one that is
+// free; with force it exceeds the cap rather than fail.
+func (a *arena) allocUp(class uint8, force bool) (addr uint32, got uint8, ok bool) {
+	if addr, ok = a.alloc(class, false); ok {
+		return addr, class, true
+	}
+	for up := class + 1; int(up) < len(a.partial); up++ {
+		if a.partial[up] != noChunk {
+			addr, ok = a.alloc(up, false)
+			return addr, up, ok
+		}
+	}
+	addr, ok = a.alloc(class, force)
+	return addr, class, ok
+}
+
 // alloc returns the address of an extent of the class. With force it exceeds the
 // bytes cap rather than fail.
 func (a *arena) alloc(class uint8, force bool) (addr uint32, ok bool) {

@@ -33,9 +33,7 @@ type Exact struct {
 
 	table   table
 	arena   arena
-	runs    []*[runChunk]run
-	lastRun uint32 // highest number handed out
-	freeRun uint32 // head of the list of free runs
+	runs    slab
 	workers []*worker
 
 	blocks      int // hashes in the table
@@ -53,6 +51,7 @@ func newExact(b *budget, clock func() time.Time, mult uint64) *Exact {
 	}
 	x.table.init(b, mult, shards)
 	x.arena.init(b)
+	x.runs.budget = b
 	return x
 }
 
@@ -160,7 +159,7 @@ func (x *Exact) lookup(s *shard, tag, h uint64) (slot int, p place, ok bool) {
 			break
 		}
 		p = place(v & (1<<placeBits - 1))
-		r := x.run(p.run())
+		r := x.runs.get(p.run())
 		if x.hashAt(r, p.off()) == h {
 			return i, p, true
 		}
@@ -183,7 +182,7 @@ func (x *Exact) storeLocked(w kv.Worker, e kv.Event, n int, now uint32, keep boo
 		var next place
 		if known {
 			next = at + 1
-			r := x.run(at.run())
+			r := x.runs.get(at.run())
 			found = at.off()+1 < int(r.n) && x.hashAt(r, at.off()+1) == uint64(hashes[i])
 		}
 		if !found {
@@ -213,7 +212,7 @@ func (x *Exact) storeLocked(w kv.Worker, e kv.Event, n int, now uint32, keep boo
 // storeKnown records the stretch of blocks that has its place in the run at p, up to
 // where run and event part: m blocks, of which none is taken where memory is refused.
 func (x *Exact) storeKnown(w kv.Worker, t kv.Tier, hashes []kv.SequenceHash, p place, now uint32, keep bool) (m int, taken bool) {
-	r := x.run(p.run())
+	r := x.runs.get(p.run())
 	m = 1
 	for _, h := range x.hashesOf(r)[p.off()+1:] {
 		if m == len(hashes) || uint64(hashes[m]) != h {
@@ -233,12 +232,12 @@ func (x *Exact) storeUnknown(w kv.Worker, e kv.Event, parent place, known bool, 
 	var r *run
 	if known {
 		id = parent.run()
-		if r = x.run(id); parent.off() != int(r.n)-1 || r.n == maxRun {
+		if r = x.runs.get(id); parent.off() != int(r.n)-1 || r.n == maxRun {
 			r = nil
 		}
 	}
 	if r == nil {
-		if id, r = x.newRun(); r == nil {
+		if id, r = x.runs.alloc(); r == nil {
 			return 0, 1, false
 		}
 		r.parent, r.hasParent = e.Parent, e.HasParent
@@ -248,7 +247,7 @@ func (x *Exact) storeUnknown(w kv.Worker, e kv.Event, parent place, known bool, 
 	if x.reserve(r, from+len(hashes)) {
 		m = x.extend(id, r, hashes)
 	} else if from == 0 {
-		x.releaseRun(id, r)
+		x.runs.release(id)
 		return 0, 1, false
 	}
 	if m == 0 || !x.cover(r, e.Tier, w, from, from+m, now, false) {
@@ -294,7 +293,7 @@ func (x *Exact) removeLocked(w kv.Worker, t kv.Tier, hashes []kv.SequenceHash) {
 			continue
 		}
 		id, off := p.run(), p.off()
-		r := x.run(id)
+		r := x.runs.get(id)
 		words := x.hashesOf(r)
 		from, to := off, off+1
 		i++

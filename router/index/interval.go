@@ -95,7 +95,7 @@ func (x *Exact) splice(r *run, t kv.Tier, i, j int, repl [2]interval, n int, for
 	had := uint8(r.lists[t] >> 32)
 	fits := len(old) >= 2 && class <= had
 	if !fits || class+3 <= had {
-		if addr, ok := x.arena.alloc(class, force); ok {
+		if addr, class, ok := x.arena.allocUp(class, force && !fits); ok {
 			to := x.arena.words(addr, size)
 			copy(to, old[:i])
 			fill(to)
@@ -240,7 +240,7 @@ func (x *Exact) trim(id uint32, r *run) bool {
 	r.n = uint16(end)
 	if end == 0 {
 		x.arena.release(r.hashes)
-		x.releaseRun(id, r)
+		x.runs.release(id)
 		return false
 	}
 	x.shrink(r)

@@ -147,6 +147,43 @@ func (m model) held(w kv.Worker) (n [kv.Tiers]int) {
 	return n
 }
 
+// check reports the first way in which the slab breaks its invariants.
+func (s *slab) check() error {
+	open := map[uint32]bool{}
+	for _, k := range s.open {
+		if open[k] || !s.meta[k].opened {
+			return fmt.Errorf("chunk %d of runs is open twice or not at all", k)
+		}
+		open[k] = true
+	}
+	for k, c := range s.chunks {
+		if c == nil {
+			continue
+		}
+		m := s.meta[k]
+		free := 0
+		for i := m.free; i != 0; i = uint16(c[i-1].hashes) {
+			if c[i-1].n != 0 {
+				return fmt.Errorf("chunk %d: free run %d has %d hashes", k, i-1, c[i-1].n)
+			}
+			free++
+		}
+		live := 0
+		for i := range c {
+			if c[i].n > 0 {
+				live++
+			}
+		}
+		if k == 0 {
+			live++ // number 0
+		}
+		if live != int(m.used) || live+free != int(m.bump) || live < chunkRuns && !open[uint32(k)] {
+			return fmt.Errorf("chunk %d: %d runs live, %d free, counts %+v", k, live, free, m)
+		}
+	}
+	return nil
+}
+
 // check reports the first way in which the index breaks its invariants.
 func (x *Exact) check() error {
 	x.mu.RLock()
@@ -175,9 +212,8 @@ func (x *Exact) check() error {
 		}
 		live += int(n)
 	}
-	free := map[uint32]bool{}
-	for id := x.freeRun; id != noRun; id = x.run(id).hashes {
-		free[id] = true
+	if err := x.runs.check(); err != nil {
+		return err
 	}
 	extents := map[uint32]bool{}
 	held := make([][kv.Tiers]int, len(x.workers))
@@ -185,11 +221,8 @@ func (x *Exact) check() error {
 	for w := range ages {
 		ages[w] = map[uint32]int{}
 	}
-	for id := uint32(1); id <= x.lastRun; id++ {
-		r := x.run(id)
-		if (r.n == 0) != free[id] {
-			return fmt.Errorf("run %d of %d hashes: free is %v", id, r.n, free[id])
-		}
+	for id := x.runs.skip(1); id < x.runs.end(); id = x.runs.skip(id + 1) {
+		r := x.runs.get(id)
 		if r.n == 0 {
 			continue
 		}

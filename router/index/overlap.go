@@ -27,7 +27,7 @@ func (x *Exact) segment(chain []kv.SequenceHash) (r *run, off, n int) {
 	if !ok {
 		return nil, 0, 0
 	}
-	r, off = x.run(p.run()), p.off()
+	r, off = x.runs.get(p.run()), p.off()
 	words := x.hashesOf(r)[off:]
 	n = min(len(words), len(chain))
 	if words[n-1] == uint64(chain[n-1]) {

@@ -17,12 +17,12 @@ func (x *Exact) filter(ws *worker, w kv.Worker, keep map[kv.SequenceHash]uint8) 
 			return
 		}
 		for work := 0; work < holdWork; id++ {
-			if id > x.lastRun {
+			if id = x.runs.skip(id); id >= x.runs.end() {
 				x.mu.Unlock()
 				return
 			}
 			work++
-			r := x.run(id)
+			r := x.runs.get(id)
 			if r.n == 0 {
 				continue
 			}
@@ -112,11 +112,12 @@ func (x *Exact) Dump(w kv.Worker, yield func(kv.Event) bool) {
 		events = events[:0]
 		x.mu.RLock()
 		for work := 0; work < holdWork; id++ {
-			if last = id > x.lastRun; last {
+			id = x.runs.skip(id)
+			if last = id >= x.runs.end(); last {
 				break
 			}
 			work++
-			r := x.run(id)
+			r := x.runs.get(id)
 			if r.n == 0 {
 				continue
 			}
