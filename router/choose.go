@@ -165,6 +165,9 @@ func (r *Router) pickLocked(q *query, usable int) (best int, reason string) {
 		near := low + max(tieSeconds, tieShare*low)
 		best = r.pickTiedLocked(q, func(w *row) bool { return w.total <= near })
 		reason = why(rows, best)
+		if to, ok := r.spreadLocked(q, best); ok {
+			best, reason = to, "spread"
+		}
 	}
 	switch {
 	case len(q.req.Exclude) > 0:

@@ -118,6 +118,7 @@ type Router struct {
 		rand    *rand.Rand
 		nextID  uint64
 		recent  [maxDecisions]*Decision
+		rents   rents
 	}
 }
 
