@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/spf13/pflag"
+
+	"github.com/warmroute/warmroute/internal/upstream"
 )
 
 // config is everything that `serve` can be told. deploy/warmroute.yaml is its
@@ -50,22 +51,7 @@ type natsConfig struct {
 }
 
 // workerConfig is one worker: a URL and what cannot be learned from it.
-type workerConfig struct {
-	ID                 string `yaml:"id"`
-	URL                string `yaml:"url"`
-	Engine             string `yaml:"engine"`
-	APIKey             string `yaml:"api_key"`
-	Events             string `yaml:"events"`
-	Replay             string `yaml:"replay"`
-	Topic              string `yaml:"topic"`
-	Ranks              int    `yaml:"ranks"`
-	BlockSize          int    `yaml:"block_size"`
-	CapacityTokens     int    `yaml:"capacity_tokens"`
-	MaxNumSeqs         int    `yaml:"max_num_seqs"`
-	MaxInflight        int    `yaml:"max_inflight"`
-	CA                 string `yaml:"ca"`
-	InsecureSkipVerify bool   `yaml:"insecure_skip_verify"`
-}
+type workerConfig = upstream.WorkerConfig
 
 type routingConfig struct {
 	Mode        string `yaml:"mode"`
@@ -173,20 +159,10 @@ func (c *config) loadFile(path string) error {
 
 // validate names the first setting that cannot work and what would.
 func (c *config) validate() error {
-	seen := map[string]string{}
 	for i := range c.Workers {
-		w := &c.Workers[i]
-		if err := w.validate(); err != nil {
+		if err := c.Workers[i].Validate(); err != nil {
 			return fmt.Errorf("workers[%d]: %w", i, err)
 		}
-		name := w.ID
-		if name == "" {
-			name = w.URL
-		}
-		if _, ok := seen[name]; ok {
-			return fmt.Errorf("workers[%d]: id %q is used twice: give each worker its own id", i, name)
-		}
-		seen[name] = w.URL
 	}
 	switch c.Routing.Mode {
 	case "kv", "round-robin", "random", "least-loaded":
@@ -221,26 +197,21 @@ func (c *config) validate() error {
 	return c.Log.validate()
 }
 
-func (w *workerConfig) validate() error {
-	if w.URL == "" {
-		return errors.New("url is missing")
+// loadConfig merges defaults, file, environment and flags.
+func loadConfig(path string, given *pflag.FlagSet) (config, error) {
+	c := defaultConfig()
+	if path == "" {
+		path = os.Getenv("WARMROUTE_CONFIG")
 	}
-	if !strings.HasPrefix(w.URL, "http://") && !strings.HasPrefix(w.URL, "https://") {
-		return fmt.Errorf("url %q must start with http:// or https://", w.URL)
-	}
-	for _, e := range []struct{ key, v string }{{"events", w.Events}, {"replay", w.Replay}} {
-		if e.v != "" && !strings.HasPrefix(e.v, "tcp://") && !strings.HasPrefix(e.v, "ipc://") {
-			return fmt.Errorf("%s %q must be a ZMQ endpoint such as tcp://host:5557", e.key, e.v)
+	if path != "" {
+		if err := c.loadFile(path); err != nil {
+			return c, err
 		}
 	}
-	if w.Replay != "" && w.Events == "" {
-		return errors.New("replay is set without events: the replay socket only completes the event stream")
+	bound := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.bind(bound)
+	if err := overlay(given, bound, lookupEnv); err != nil {
+		return c, err
 	}
-	if w.Ranks < 0 || w.Ranks > 1024 {
-		return fmt.Errorf("ranks %d must be 1 to 1024", w.Ranks)
-	}
-	if w.MaxInflight < 0 || w.CapacityTokens < 0 || w.MaxNumSeqs < 0 || w.BlockSize < 0 {
-		return errors.New("max_inflight, capacity_tokens, max_num_seqs and block_size must not be negative (0 learns or takes the default)")
-	}
-	return nil
+	return c, c.validate()
 }

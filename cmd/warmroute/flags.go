@@ -180,7 +180,7 @@ next:
 		}
 		return c, fmt.Errorf("worker %q: unknown key %q; known are %s", parts[0], k, strings.Join(names, ", "))
 	}
-	return c, c.validate()
+	return c, c.Validate()
 }
 
 // redactWorker cuts user information out of a URL before it is printed.
@@ -277,23 +277,4 @@ func (c *logConfig) logger(w io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
-}
-
-// loadConfig merges defaults, file, environment and flags.
-func loadConfig(path string, given *pflag.FlagSet) (config, error) {
-	c := defaultConfig()
-	if path == "" {
-		path = os.Getenv("WARMROUTE_CONFIG")
-	}
-	if path != "" {
-		if err := c.loadFile(path); err != nil {
-			return c, err
-		}
-	}
-	bound := pflag.NewFlagSet("", pflag.ContinueOnError)
-	c.bind(bound)
-	if err := overlay(given, bound, lookupEnv); err != nil {
-		return c, err
-	}
-	return c, c.validate()
 }

@@ -87,7 +87,7 @@ func (c *relayConfig) validate() error {
 	if c.Worker.Events == "" {
 		return errors.New("--events is missing: give the engine's KV event endpoint, e.g. tcp://host:5557")
 	}
-	if err := c.Worker.validate(); err != nil {
+	if err := c.Worker.Validate(); err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
 	return c.Log.validate()
@@ -125,7 +125,7 @@ func relay(ctx context.Context, cfg relayConfig, stderr io.Writer) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Run(ctx) })
-	g.Go(func() error { return followInfo(ctx, r, upstreamWorkers([]workerConfig{worker})[0], log) })
+	g.Go(func() error { return followInfo(ctx, r, worker, log) })
 	if cfg.Metrics != "" {
 		ln, err := net.Listen("tcp", cfg.Metrics)
 		if err != nil {

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,7 +50,15 @@ workers. SIGTERM drains; a second signal exits at once.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			return serve(cmd.Context(), cfg, reloader{path: path, given: cmd.Flags()}, cmd.ErrOrStderr())
+			simulated, err := startSimulated(cfg.Simulate, simPorts)
+			if err != nil {
+				return err
+			}
+			p, err := newParts(cfg, simulated, prometheus.NewRegistry(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return p.run(cmd.Context(), reloader{path: path, given: cmd.Flags()})
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "YAML `file`; deploy/warmroute.yaml is the reference")
@@ -56,24 +66,34 @@ workers. SIGTERM drains; a second signal exits at once.`,
 	return cmd
 }
 
-// serve wires the packages and runs them until ctx ends: streams drain first, then the
-// feed and the fleet stop, then the bus closes.
-func serve(ctx context.Context, cfg config, reload reloader, stderr io.Writer) error {
-	log := cfg.Log.logger(stderr)
-	simulated, err := startSimulated(cfg.Simulate, log)
-	if err != nil {
-		return err
-	}
-	cfg.Workers = append(cfg.Workers, simulated.workers...)
+// parts are the running halves of serve: the front, and everything behind it.
+type parts struct {
+	bus       *events.Bus
+	fleet     *upstream.Fleet
+	consumer  *events.Consumer
+	prompt    *prompt.Builder
+	front     *proxy.Server
+	simulated *simulated
+	log       *slog.Logger
+	stderr    io.Writer
+}
 
-	registry := prometheus.NewRegistry()
+// newParts wires the packages and binds the ports; run serves them.
+func newParts(cfg config, simulated *simulated, registry *prometheus.Registry, stderr io.Writer) (*parts, error) {
+	log := cfg.Log.logger(stderr)
+	workers := append(cfg.Workers, simulated.workers...)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	bus, err := events.OpenBus(busConfig(cfg.NATS, log))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer bus.Close()
+	closeBus := true
+	defer func() {
+		if closeBus {
+			bus.Close()
+		}
+	}()
 
 	var numbers kv.Workers
 	indexes := index.NewSet(index.Config{
@@ -94,7 +114,7 @@ func serve(ctx context.Context, cfg config, reload reloader, stderr io.Writer) e
 		Logger:      log,
 	})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
-		Workers:  upstreamWorkers(cfg.Workers),
+		Workers:  workers,
 		Allow:    cfg.Allow,
 		Router:   rt,
 		Bus:      bus,
@@ -110,7 +130,7 @@ func serve(ctx context.Context, cfg config, reload reloader, stderr io.Writer) e
 		Registerer: registry,
 	})
 	if err != nil {
-		return &usageError{err}
+		return nil, &usageError{err}
 	}
 	consumer, err = events.NewConsumer(events.ConsumerConfig{
 		Local:          bus.Local(),
@@ -126,19 +146,20 @@ func serve(ctx context.Context, cfg config, reload reloader, stderr io.Writer) e
 		Registerer:     registry,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
+	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Registerer: registry})
 	front, err := proxy.New(proxy.Config{
 		Listen:       cfg.Listen,
 		Admin:        cfg.Admin,
 		Router:       rt,
 		Fleet:        fleet,
-		Prompt:       prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Registerer: registry}),
+		Prompt:       builder,
 		Bus:          bus,
 		Consumer:     consumer,
 		Aliases:      cfg.Aliases,
 		MaxBodyBytes: int(cfg.Limits.MaxBody),
-		Retries:      cfg.Routing.Retries,
+		Retries:      retries(cfg.Routing.Retries),
 		Grace:        time.Duration(cfg.Limits.Grace),
 		Registerer:   registry,
 		Gatherer:     registry,
@@ -146,24 +167,26 @@ func serve(ctx context.Context, cfg config, reload reloader, stderr io.Writer) e
 		Version:      versionString(),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return runServe(ctx, parts{front: front, fleet: fleet, consumer: consumer, simulated: simulated, reload: reload, log: log})
+	closeBus = false
+	return &parts{bus: bus, fleet: fleet, consumer: consumer, prompt: builder, front: front, simulated: simulated, log: log, stderr: stderr}, nil
 }
 
-// parts are the running halves of serve.
-type parts struct {
-	front     *proxy.Server
-	fleet     *upstream.Fleet
-	consumer  *events.Consumer
-	simulated *simulated
-	reload    reloader
-	log       *slog.Logger
+// retries turns the setting, in which 0 is none, into the front's, in which it is the
+// default.
+func retries(n int) int {
+	if n == 0 {
+		return -1
+	}
+	return n
 }
 
-// runServe runs the front until ctx ends and everything behind it until the front has
-// drained.
-func runServe(ctx context.Context, p parts) error {
+// run serves until ctx ends: the front drains first, then the feed, the fleet and the
+// simulated workers stop, then the bus closes.
+func (p *parts) run(ctx context.Context, reload reloader) error {
+	defer p.bus.Close()
+	defer p.prompt.Close()
 	back, stopBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopBack()
 	g, back := errgroup.WithContext(back)
@@ -171,10 +194,13 @@ func runServe(ctx context.Context, p parts) error {
 	g.Go(func() error { return p.fleet.Run(back) })
 	g.Go(func() error { return p.simulated.run(back) })
 	g.Go(func() error {
-		return p.reload.run(back, p.log, func(c config) error {
-			return p.fleet.SetWorkers(upstreamWorkers(append(c.Workers, p.simulated.workers...)))
+		return reload.run(back, p.log, func(c config) error {
+			return p.fleet.SetWorkers(append(c.Workers, p.simulated.workers...))
 		})
 	})
+	if len(p.simulated.workers) > 0 {
+		g.Go(func() error { return p.hint(back) })
+	}
 	g.Go(func() error {
 		defer stopBack()
 		front, stopFront := context.WithCancel(back)
@@ -189,6 +215,48 @@ func runServe(ctx context.Context, p parts) error {
 	return nil
 }
 
+// hint prints what to try once the simulated workers are ready.
+func (p *parts) hint(ctx context.Context) error {
+	for {
+		if ready, _ := p.fleet.Ready(); ready {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	api, admin := "http://"+loopback(p.front.Addr()), "http://"+loopback(p.front.AdminAddr())
+	_, err := fmt.Fprintf(p.stderr, tryIt, len(p.simulated.workers), api, admin)
+	return err
+}
+
+// loopback returns the address under which this machine reaches a listener.
+func loopback(a net.Addr) string {
+	host, port, err := net.SplitHostPort(a.String())
+	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return a.String()
+}
+
+const tryIt = `
+warmroute is ready: %[1]d simulated workers, embedded NATS, OpenAI API on %[2]s/v1
+
+A chat, twice: the second finds its prefix cached (usage.prompt_tokens_details).
+  curl -si %[2]s/v1/chat/completions -H 'Content-Type: application/json' -H 'X-Warmroute-Explain: 1' \
+    -d '{"model":"sim","max_tokens":24,"messages":[{"role":"user","content":"'"$(seq -s ' ' 400)"'"}]}'
+A stream:
+  curl -sN %[2]s/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model":"sim","max_tokens":24,"stream":true,"messages":[{"role":"user","content":"Tell me a story."}]}'
+Why did it go there, and what does each worker hold?
+  curl -s %[3]s/debug/route
+  curl -s %[3]s/debug/workers
+Metrics: %[3]s/metrics    Stop: Ctrl-C
+
+`
+
 func busConfig(c natsConfig, log *slog.Logger) events.BusConfig {
 	return events.BusConfig{
 		URL: c.URL, Listen: c.Listen,
@@ -196,17 +264,4 @@ func busConfig(c natsConfig, log *slog.Logger) events.BusConfig {
 		User: c.User, Password: c.Password, Token: c.Token,
 		Name: "warmroute " + versionString(), Logger: log,
 	}
-}
-
-func upstreamWorkers(list []workerConfig) []upstream.WorkerConfig {
-	out := make([]upstream.WorkerConfig, len(list))
-	for i, w := range list {
-		out[i] = upstream.WorkerConfig{
-			ID: w.ID, URL: w.URL, APIKey: w.APIKey, Engine: w.Engine,
-			Events: w.Events, Replay: w.Replay, Topic: w.Topic, Ranks: w.Ranks,
-			MaxInflight: w.MaxInflight, CapacityTokens: w.CapacityTokens, MaxNumSeqs: w.MaxNumSeqs, BlockSize: w.BlockSize,
-			CA: w.CA, InsecureSkipVerify: w.InsecureSkipVerify,
-		}
-	}
-	return out
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,13 +11,6 @@ import (
 
 	"github.com/warmroute/warmroute/internal/kvwire"
 	"github.com/warmroute/warmroute/internal/sim"
-)
-
-// Ports that simulated workers of one command use, as in the design.
-const (
-	simPort       = 8100
-	simEventsPort = 5557
-	simReplayPort = 5657
 )
 
 // bindWorker declares the flags of the simulated worker.
@@ -103,23 +95,37 @@ type simulated struct {
 	workers []workerConfig
 }
 
+// ports are the first ports of simulated workers; worker i uses each plus i. The zero
+// value takes free ones.
+type ports struct{ http, events, replay int }
+
+// simPorts are the ports of the design.
+var simPorts = ports{http: 8100, events: 5557, replay: 5657}
+
 // startSimulated binds n simulated workers; run serves them.
-func startSimulated(n int, log *slog.Logger) (*simulated, error) {
+func startSimulated(n int, first ports) (*simulated, error) {
 	s := &simulated{}
 	for i := range n {
-		cfg := sim.Config{
-			Listen: fmt.Sprintf("127.0.0.1:%d", simPort+i),
-			Events: fmt.Sprintf("tcp://127.0.0.1:%d", simEventsPort+i),
-			Replay: fmt.Sprintf("tcp://127.0.0.1:%d", simReplayPort+i),
-			Seed:   uint64(i + 1),
+		at := func(port int) string {
+			if port != 0 {
+				port += i
+			}
+			return fmt.Sprintf("127.0.0.1:%d", port)
 		}
-		server, err := sim.NewServer(cfg)
+		server, err := sim.NewServer(sim.Config{
+			Listen: at(first.http),
+			Events: "tcp://" + at(first.events),
+			Replay: "tcp://" + at(first.replay),
+			Seed:   uint64(i + 1),
+		})
 		if err != nil {
 			return nil, fmt.Errorf("simulated worker %d: %w", i+1, err)
 		}
-		w := workerConfig{ID: fmt.Sprintf("sim%d", i+1), URL: server.URL(), Events: cfg.Events, Replay: cfg.Replay}
-		s.servers, s.workers = append(s.servers, server), append(s.workers, w)
-		log.Debug("simulated worker bound", "id", w.ID, "url", w.URL, "events", w.Events)
+		s.servers = append(s.servers, server)
+		s.workers = append(s.workers, workerConfig{
+			ID: fmt.Sprintf("sim%d", i+1), URL: server.URL(),
+			Events: server.EventsEndpoint(0), Replay: server.ReplayEndpoint(0),
+		})
 	}
 	return s, nil
 }

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+// parse returns the configuration of a command line and file, and the error's text.
+func parse(t *testing.T, file string, args ...string) (config, string) {
+	t.Helper()
+	path := ""
+	if file != "" {
+		path = filepath.Join(t.TempDir(), "warmroute.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flags := defaultConfig()
+	given := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.bind(given)
+	if err := given.Parse(args); err != nil {
+		return config{}, err.Error()
+	}
+	c, err := loadConfig(path, given)
+	if err != nil {
+		return c, err.Error()
+	}
+	return c, ""
+}
+
+// TestConfig_ReferenceFile: deploy/warmroute.yaml parses, and every value in it that is
+// not an example is the default.
+func TestConfig_ReferenceFile(t *testing.T) {
+	raw, err := os.ReadFile("../../deploy/warmroute.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, msg := parse(t, string(raw))
+	if msg != "" {
+		t.Fatal(msg)
+	}
+	if len(got.Workers) != 2 || got.Workers[0].Events == "" || got.Workers[0].Replay == "" {
+		t.Errorf("workers: %+v", got.Workers)
+	}
+	want := defaultConfig()
+	want.Workers = got.Workers
+	want.Allow, want.Aliases = got.Allow, got.Aliases
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("the reference shows other values than the defaults (-default +file):\n%s", d)
+	}
+}
+
+func TestConfig_FlagsBeatEnvironmentBeatFile(t *testing.T) {
+	file := "listen: :1\nadmin: 127.0.0.1:1\nrouting: {mode: random, retries: 7}\nlimits: {max_body: 2MiB}\nworkers: [{url: http://file}]\nmodel_aliases: {a: file}\n"
+	t.Setenv("WARMROUTE_LISTEN", ":2")
+	t.Setenv("WARMROUTE_MODE", "least-loaded")
+	t.Setenv("WARMROUTE_WORKER", "http://env1 http://env2,ranks=2")
+	t.Setenv("WARMROUTE_MODEL_ALIAS", "a=env,b=env")
+	c, msg := parse(t, file, "--listen", ":3")
+	if msg != "" {
+		t.Fatal(msg)
+	}
+	if c.Listen != ":3" || c.Admin != "127.0.0.1:1" || c.Routing.Mode != "least-loaded" || c.Routing.Retries != 7 || c.Limits.MaxBody != 2<<20 {
+		t.Errorf("merged: %+v", c)
+	}
+	if len(c.Workers) != 2 || c.Workers[1].URL != "http://env2" || c.Workers[1].Ranks != 2 {
+		t.Errorf("workers: %+v", c.Workers)
+	}
+	if c.Aliases["a"] != "env" || c.Aliases["b"] != "env" {
+		t.Errorf("aliases: %v", c.Aliases)
+	}
+	c, msg = parse(t, file, "--worker", "http://f1,id=x", "--worker", "http://f2", "--model-alias", "a=flag", "--grace", "3s", "--allow-announced", "10.0.0.0/8,gpu")
+	if msg != "" {
+		t.Fatal(msg)
+	}
+	if len(c.Workers) != 2 || c.Workers[0].ID != "x" || c.Aliases["a"] != "flag" || time.Duration(c.Limits.Grace) != 3*time.Second || len(c.Allow) != 2 {
+		t.Errorf("flags: %+v", c)
+	}
+}
+
+// TestConfig_BadInput: each mistake gives one message that names the setting and the
+// fix.
+func TestConfig_BadInput(t *testing.T) {
+	f := func(file string, args []string, want ...string) {
+		t.Helper()
+		_, msg := parse(t, file, args...)
+		if msg == "" {
+			t.Errorf("%q %v is accepted", file, args)
+		}
+		for _, w := range want {
+			if !strings.Contains(msg, w) {
+				t.Errorf("%q %v: message %q lacks %q", file, args, msg, w)
+			}
+		}
+	}
+	f("", nil, "no workers", "--worker", "--simulate")
+	f("workerz: []\n", nil, "workerz", "1 |")
+	f("listen: :1\nlisten: :2\n", nil, "listen", "already defined")
+	f("routing:\n  max_inflight: many\n", nil, "max_inflight", "many")
+	f("limits: {grace: soon}\n", nil, "soon", "duration such as 10s")
+	f("limits: {max_body: big}\n", nil, "big", "size such as 64MiB")
+	f("workers: [{id: a}]\n", nil, "workers[0]", "url")
+	f("workers: [{url: gpu:8000}]\n", nil, "workers[0]", "http://host:8000")
+	f("workers: [{url: http://a, events: 'a:5557'}]\n", nil, "events", "tcp://host:5557")
+	f("workers: [{url: http://a, replay: 'tcp://a:1'}]\n", nil, "replay", "events")
+	f("workers: [{url: 'http://user:pw@a'}]\n", nil, "api_key")
+	f("", []string{"--simulate", "2", "--mode", "fastest"}, "--mode", "round-robin")
+	f("", []string{"--simulate", "2", "--max-inflight", "0"}, "--max-inflight", "at least 1")
+	f("", []string{"--simulate", "2", "--retries", "-1"}, "--retries")
+	f("", []string{"--simulate", "99"}, "--simulate", "0 to 64")
+	f("", []string{"--simulate", "2", "--log-level", "loud"}, "--log-level", "debug, info, warn, error")
+	f("", []string{"--simulate", "2", "--log-format", "xml"}, "--log-format", "json")
+	f("", []string{"--simulate", "2", "--max-body", "1"}, "--max-body", "1KiB")
+	f("", []string{"--worker", "http://a,colour=red"}, "colour", "known are")
+	f("", []string{"--worker", "http://a,ranks=two"}, "ranks", "two")
+	f("", []string{"--worker", "http://a,id"}, "key=value")
+	f("", []string{"--max-body", "lots"}, "64MiB")
+	f("", []string{"--workers", "x"}, "unknown flag")
+}
+
+// TestConfig_SecretsStayOut: no message repeats a credential.
+func TestConfig_SecretsStayOut(t *testing.T) {
+	for _, args := range [][]string{
+		{"--worker", "http://a,api_key=CANARY,colour=red"},
+		{"--worker", "http://u:CANARY@a,x"},
+		{"--worker", "http://u:CANARY@a"},
+		{"--worker", "http://a,api_key=x,CANARY"},
+	} {
+		if _, msg := parse(t, "", args...); msg == "" || strings.Contains(msg, "CANARY") && !strings.HasPrefix(msg, `invalid argument "`) {
+			t.Errorf("%v: %s", args, msg)
+		}
+	}
+}
+
+func TestSize(t *testing.T) {
+	f := func(in string, want int64, shown string) {
+		t.Helper()
+		var s size
+		if err := s.Set(in); err != nil || int64(s) != want || s.String() != shown {
+			t.Errorf("%s: %d %s %v, want %d %s", in, s, s.String(), err, want, shown)
+		}
+	}
+	f("64MiB", 64<<20, "64MiB")
+	f("1.5GiB", 3<<29, "1536MiB")
+	f("2GB", 2e9, "1953125KiB")
+	f("1000", 1000, "1000B")
+	f("12 KiB", 12<<10, "12KiB")
+}
