@@ -282,7 +282,7 @@ func (l *Lease) FirstToken() {
 		r.leavePrefillLocked(l, now, true)
 	}
 	ttft := now.Sub(l.booked).Seconds()
-	if l.alone && k.inflight == 1 && l.uncached <= interceptTokens {
+	if l.stream && l.alone && k.inflight == 1 && l.uncached <= interceptTokens {
 		k.worker.base.intercept.observe(ttft, l.prefill)
 	}
 	learn := !l.learned
@@ -292,7 +292,9 @@ func (l *Lease) FirstToken() {
 	if learn {
 		l.learn()
 	}
-	r.metrics.firstToken(l.decision.PredictedTTFT, ttft)
+	if l.stream {
+		r.metrics.firstToken(l.decision.PredictedTTFT, ttft)
+	}
 }
 
 // learn tells the approximate index that the worker holds the prompt.
@@ -367,6 +369,7 @@ func (l *Lease) Done(o Outcome) {
 	learn := o.OK && !l.learned
 	l.learned = l.learned || learn
 	r.mu.Unlock()
+	defer r.release(k)
 
 	if learn {
 		l.learn()
@@ -391,10 +394,17 @@ func (l *Lease) Done(o Outcome) {
 			r.cfg.OnStaleHits(k.name)
 		}
 	}
+}
 
+// release ends the hold of a lease on its rank.
+func (r *Router) release(k *rank) {
 	r.mu.Lock()
 	r.releaseLocked(k)
+	last := k.holds == 0
 	r.mu.Unlock()
+	if last {
+		r.sweep()
+	}
 }
 
 // staleLocked counts reports of fewer cached tokens than events promised and tells

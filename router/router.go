@@ -119,6 +119,7 @@ type Router struct {
 		nextID  uint64
 		recent  [maxDecisions]*Decision
 		rents   rents
+		leaving []*rank // that nothing holds any more
 	}
 }
 

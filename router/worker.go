@@ -52,7 +52,7 @@ const (
 	FeedNone     = "none"     // no events: overlap from the approximate index
 	FeedPartial  = "partial"  // blocks may be missing: the larger of exact and approximate
 	FeedComplete = "complete" // exact
-	FeedStale    = "stale"    // silent for now: the last exact state stands
+	FeedStale    = "stale"    // silent or resyncing: the last exact state stands
 )
 
 // worker is one engine. Fields are guarded by Router.mu.
@@ -151,6 +151,7 @@ type served struct {
 // SetWorkers replaces the fleet. Bookings, measured rates and health of workers that
 // stay are kept; leases of removed ones remain valid.
 func (r *Router) SetWorkers(specs []WorkerSpec) {
+	defer r.sweep()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := r.mu.workers
@@ -199,14 +200,34 @@ func (r *Router) resizeLocked(w *worker, n int) {
 	}
 }
 
-// releaseLocked ends one hold of k. With the last one its number may name another
-// rank, so what the router itself has learned under it goes first.
+// releaseLocked ends one hold of k. Whoever calls it calls sweep without the lock.
 func (r *Router) releaseLocked(k *rank) {
-	if k.holds--; k.holds > 0 {
-		return
+	if k.holds--; k.holds == 0 {
+		r.mu.leaving = append(r.mu.leaving, k)
 	}
-	r.cfg.Index.Approximate().Drop(k.num)
-	r.cfg.Workers.Release(k.num)
+}
+
+// sweep gives back the numbers of ranks that nothing holds any more. A number may name
+// another rank afterwards, so what the router has learned under it goes first, unless
+// the same rank is in the fleet again.
+func (r *Router) sweep() {
+	r.mu.Lock()
+	leaving := r.mu.leaving
+	r.mu.leaving = nil
+	var drop []kv.Worker
+	for _, k := range leaving {
+		if w := r.mu.workers[k.name.ID]; w == nil || k.name.Rank >= len(w.ranks) {
+			drop = append(drop, k.num)
+		}
+	}
+	r.mu.Unlock()
+	for _, n := range drop {
+		r.cfg.Index.Approximate().Drop(n)
+		r.cfg.Index.Predicted().Drop(n)
+	}
+	for _, k := range leaving {
+		r.cfg.Workers.Release(k.num)
+	}
 }
 
 func (r *Router) modelLocked(name string) *model {
