@@ -52,9 +52,15 @@ func (t *Translator) learn(blockSize int) {
 	if t.lastSize != 0 && t.lastSize != blockSize {
 		clear(t.nodes)
 	}
-	if t.cfg.BlockSize > 0 && t.cfg.BlockSize != blockSize {
+	t.expect(t.cfg.BlockSize)
+}
+
+// expect gives the block size that the engine is registered with, 0 for unknown.
+func (t *Translator) expect(blockSize int) {
+	t.cfg.BlockSize = blockSize
+	if blockSize > 0 && t.blockSize > 0 && blockSize != t.blockSize {
 		t.stats.SizeMismatch++
-		t.stats.otherSize = t.cfg.BlockSize
+		t.stats.otherSize = blockSize
 	}
 }
 

@@ -335,7 +335,7 @@ func (t *Translator) repeats(e *kvwire.Event) bool {
 func (t *Translator) storedByHash(e *kvwire.Event) {
 	for _, h := range e.Hashes {
 		if n, ok := t.nodes[h]; ok {
-			if e.Tier == kv.TierGPU || n.refs[e.Tier] == 0 {
+			if e.Tier == kv.TierGPU || n.suspect || n.refs[e.Tier] == 0 {
 				n.refs = refs{}
 				n.refs[e.Tier] = 1
 				t.add(h, n)
