@@ -118,6 +118,7 @@ func fieldOf(key []byte) field {
 func ParseRequest(kind Kind, body []byte, v *Request) error {
 	v.reset(kind)
 	r := &v.r
+	defer func() { r.data = nil }() // a pooled v must not keep the body
 	at := Span{0, len(body)}
 	if bytes.HasPrefix(body, []byte("\xef\xbb\xbf")) {
 		at.Start = 3

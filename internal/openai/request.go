@@ -91,8 +91,14 @@ type Request struct {
 	r                                        Reader
 }
 
-// reset forgets the last body and keeps the memory.
+// reset forgets the last body and keeps the memory, except what a rare large one left.
 func (v *Request) reset(kind Kind) {
+	if cap(v.Messages) > 1<<14 {
+		v.Messages = nil
+	}
+	if cap(v.PromptTokens) > 1<<18 {
+		v.PromptTokens = nil
+	}
 	*v = Request{
 		Kind: kind, Model: v.Model, CacheSalt: v.CacheSalt, PromptCacheKey: v.PromptCacheKey, User: v.User,
 		Messages: v.Messages[:0], PromptTokens: v.PromptTokens[:0],

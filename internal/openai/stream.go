@@ -376,5 +376,6 @@ func tokens(r *Reader, n *int) {
 func ParseResponse(body []byte, n int, s *Stream) error {
 	s.Reset(n)
 	s.read(body)
+	s.r.data = nil // s must not keep the body
 	return s.r.err
 }

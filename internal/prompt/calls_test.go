@@ -24,12 +24,21 @@ type engine struct {
 	delay atomic.Int64
 	calls atomic.Int64
 	err   error
+	mu    sync.Mutex
 	last  []byte
+}
+
+func (e *engine) lastBody() []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.last
 }
 
 func (e *engine) Tokenize(ctx context.Context, model string, kind openai.Kind, body []byte) (Tokens, error) {
 	e.calls.Add(1)
+	e.mu.Lock()
 	e.last = body
+	e.mu.Unlock()
 	if d := time.Duration(e.delay.Load()); d > 0 {
 		select {
 		case <-time.After(d):
@@ -233,8 +242,8 @@ func TestEngine_BatchAsksForTheFirst(t *testing.T) {
 	defer b.Close()
 	p := build(t, b, e, `{"model":"alias","prompt":["o\u006ee","two"],"add_special_tokens":false,"n":1}`)
 	expect(t, p, kv.SourceEngine, "identity of the first of 2 prompts")
-	if want := `{"model":"m","prompt":"o\u006ee","add_special_tokens":false}`; string(e.last) != want {
-		t.Errorf("asked for %s, want %s", e.last, want)
+	if want := `{"model":"m","prompt":"o\u006ee","add_special_tokens":false}`; string(e.lastBody()) != want {
+		t.Errorf("asked for %s, want %s", e.lastBody(), want)
 	}
 }
 
@@ -251,7 +260,7 @@ func TestEngine_BodyIsACopy(t *testing.T) {
 			body[i] = 'X'
 		}
 		time.Sleep(2 * time.Second)
-		if !bytes.Equal(e.last, want) {
+		if !bytes.Equal(e.lastBody(), want) {
 			t.Error("the call reads the request's memory")
 		}
 	})
@@ -336,6 +345,37 @@ warmroute_prefix_cache_hits_total 1
 	if n := testutil.ToFloat64(b.metrics.cacheBytes); n < 2000 {
 		t.Errorf("cache of %v bytes", n)
 	}
+}
+
+// FuzzBuild: whatever is a request has an identity or a reason, and its boundaries lie
+// in its text.
+func FuzzBuild(f *testing.F) {
+	f.Add([]byte(chat(`,"chat_template_kwargs":{"b":[{"y":1,"x":"\u00e9"}],"a":true},"tools":[{"a":1}]`, sys, user)))
+	f.Add([]byte(chat("", sys, `{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}],"tool_calls":[{"id":1}]}`, user)))
+	f.Add([]byte(`{"model":"m","prompt":[[1,2],[3]]}`))
+	b := New(Config{})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, kind := range []openai.Kind{openai.Chat, openai.Completions} {
+			var v openai.Request
+			if openai.ParseRequest(kind, body, &v) != nil {
+				continue
+			}
+			p := b.Build(context.Background(), &v, body, nil, kv.Namespace{}, v.Model)
+			if p.Reason == "" && !p.Exact() {
+				t.Fatalf("%q: neither tokens nor a reason", body)
+			}
+			last := 0
+			for _, n := range p.TextBoundaries {
+				if n <= last || n > len(p.Text) {
+					t.Fatalf("%q: boundaries %v of %d blocks", body, p.TextBoundaries, len(p.Text))
+				}
+				last = n
+			}
+			if last != len(p.Text) {
+				t.Fatalf("%q: boundaries %v of %d blocks", body, p.TextBoundaries, len(p.Text))
+			}
+		}
+	})
 }
 
 // BenchmarkBuild makes the identity of a 300 KB chat, text alone and with cached

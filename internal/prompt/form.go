@@ -73,8 +73,8 @@ func newForm(seeds [2]maphash.Seed) *form {
 // reset empties the form and keeps its memory, except what a rare large prompt left.
 func (f *form) reset() {
 	const keep = 4 << 20
-	if cap(f.text) > keep {
-		f.text = nil
+	if cap(f.text) > keep || cap(f.names)+cap(f.scratch)+cap(f.shape) > keep || cap(f.members)+cap(f.aside)+cap(f.ends) > keep/64 {
+		*f = form{hash: f.hash}
 	}
 	f.text, f.ends, f.shape, f.aside = f.text[:0], f.ends[:0], f.shape[:0], f.aside[:0]
 	f.stop, f.media, f.hashed = -1, 0, 0
@@ -116,6 +116,7 @@ func (f *form) build(req *openai.Request, body []byte, keyed bool, domain ...str
 	if n := len(f.ends); n > 0 {
 		f.whole = f.ends[n-1].key.xor(f.tail)
 	}
+	f.r.Reset(nil, openai.Span{}) // a pooled form must not keep the body
 }
 
 // fields makes the key of the fields that may change the rendering and have no place
