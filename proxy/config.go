@@ -1,0 +1,113 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/warmroute/warmroute/internal/prompt"
+	"github.com/warmroute/warmroute/internal/upstream"
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/events"
+)
+
+// headerBytes bounds the headers of a request: long bearer tokens and baggage fit.
+const headerBytes = 32 << 10
+
+// Config configures a Server. Zero values take the defaults.
+type Config struct {
+	Listen string // the OpenAI endpoint, host:port; default ":8000". Flag --listen
+	Admin  string // metrics and /debug; default "127.0.0.1:8001". Flag --admin
+	TLS    *tls.Config
+
+	Router *router.Router  // needed
+	Fleet  *upstream.Fleet // needed
+	Prompt *prompt.Builder // needed
+
+	Consumer *events.Consumer // its feeds are shown; nil shows none
+	Bus      *events.Bus      // while it is down readiness says degraded; nil is never down
+
+	Aliases      map[string]string // extra model names, alias to served name. Flag --model-alias
+	MaxBodyBytes int               // largest request body, also after decompression; default 64 MiB. Flag --max-body
+	Retries      int               // other workers tried before the first byte; default 2, negative is none. Flag --retries
+
+	HeaderTimeout time.Duration // for the headers of a request; default 10 s
+	BodyTimeout   time.Duration // for its body; default 2 min
+	KeepAlive     time.Duration // for the next request on a connection; default 2 min
+	ClientStall   time.Duration // for a client to take the next bytes; default 1 min
+
+	// DrainDelay is how long readiness says no before the port closes, for load balancers
+	// that poll it; default 0. Grace is how long open streams may then go on before they
+	// are broken off; default 60 s. Flag --grace
+	DrainDelay, Grace time.Duration
+
+	Version    string // shown by /debug/workers
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+	Gatherer   prometheus.Gatherer // what /metrics shows; nil shows nothing
+}
+
+func (c *Config) setDefaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&c.HeaderTimeout, 10*time.Second)
+	def(&c.BodyTimeout, 2*time.Minute)
+	def(&c.KeepAlive, 2*time.Minute)
+	def(&c.ClientStall, time.Minute)
+	def(&c.Grace, time.Minute)
+	if c.Listen == "" {
+		c.Listen = ":8000"
+	}
+	if c.Admin == "" {
+		c.Admin = "127.0.0.1:8001"
+	}
+	if c.MaxBodyBytes == 0 {
+		c.MaxBodyBytes = 64 << 20
+	}
+	if c.Retries == 0 {
+		c.Retries = 2
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Gatherer == nil {
+		c.Gatherer = prometheus.NewRegistry()
+	}
+}
+
+// Validate names the first setting that cannot work and what would.
+func (c *Config) Validate() error {
+	if c.Router == nil || c.Fleet == nil || c.Prompt == nil {
+		return errors.New("BUG: proxy.Config needs Router, Fleet and Prompt")
+	}
+	if c.MaxBodyBytes < 0 {
+		return fmt.Errorf("max_body (--max-body) %d must not be negative", c.MaxBodyBytes)
+	}
+	for _, d := range []struct {
+		name string
+		d    time.Duration
+	}{
+		{"header timeout", c.HeaderTimeout}, {"body timeout", c.BodyTimeout}, {"keep-alive", c.KeepAlive},
+		{"client stall", c.ClientStall}, {"drain delay", c.DrainDelay}, {"grace (--grace)", c.Grace},
+	} {
+		if d.d < 0 {
+			return fmt.Errorf("%s must not be negative", d.name)
+		}
+	}
+	for alias, model := range c.Aliases {
+		if alias == "" || model == "" {
+			return fmt.Errorf("model_aliases (--model-alias): %q=%q has an empty side", alias, model)
+		}
+		if _, ok := c.Aliases[model]; ok && alias != model {
+			return fmt.Errorf("model_aliases (--model-alias): %q stands for %q, which is an alias itself: name the served model", alias, model)
+		}
+	}
+	return nil
+}

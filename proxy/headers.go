@@ -1,0 +1,183 @@
+package proxy
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/warmroute/warmroute/router"
+)
+
+// The headers of our own.
+const (
+	headerRequestID = "X-Request-Id"
+	headerWorker    = "X-Warmroute-Worker"
+	headerExplain   = "X-Warmroute-Explain"
+	headerRank      = "X-Data-Parallel-Rank"
+	ownPrefix       = "X-Warmroute-"
+)
+
+// hopByHop are the fields that end at this proxy, in both directions, besides those that
+// Connection names.
+var hopByHop = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true,
+	"Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
+	"Content-Length": true, headerRequestID: true,
+}
+
+// notUpstream are the fields of a request that the proxy writes itself or keeps.
+var notUpstream = map[string]bool{
+	"Host": true, "Expect": true, "Content-Encoding": true, "Accept-Encoding": true,
+	"Authorization": true, headerRank: true,
+}
+
+// appendRequestHeaders appends what the worker gets of the client's headers. A compressed
+// answer could not be read for usage, so none is asked for.
+func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int) []byte {
+	named := connectionNames(h.PeekAll("Connection"))
+	for k, v := range h.All() {
+		if hopByHop[string(k)] || notUpstream[string(k)] || named[string(k)] || bytes.HasPrefix(k, []byte(ownPrefix)) {
+			continue
+		}
+		dst = appendHeader(dst, string(k), v)
+	}
+	dst = append(dst, "Accept-Encoding: identity\r\n"...)
+	dst = appendHeader(dst, headerRequestID, []byte(id))
+	if rank >= 0 {
+		dst = appendHeader(dst, headerRank, strconv.AppendInt(nil, int64(rank), 10))
+	}
+	return dst
+}
+
+func appendHeader(dst []byte, name string, value []byte) []byte {
+	dst = append(dst, name...)
+	dst = append(dst, ": "...)
+	dst = append(dst, value...)
+	return append(dst, "\r\n"...)
+}
+
+// copyResponseHeaders gives the client the worker's headers.
+func copyResponseHeaders(dst, src *fasthttp.ResponseHeader) {
+	named := connectionNames(src.PeekAll("Connection"))
+	for k, v := range src.All() {
+		if hopByHop[string(k)] || named[string(k)] || bytes.HasPrefix(k, []byte(ownPrefix)) {
+			continue
+		}
+		dst.AddBytesKV(k, v)
+	}
+}
+
+// connectionNames returns the fields that Connection lists as hop by hop.
+func connectionNames(values [][]byte) map[string]bool {
+	var named map[string]bool
+	for _, v := range values {
+		for name := range strings.SplitSeq(string(v), ",") {
+			name = canonical(strings.TrimSpace(name))
+			// A client must not take the length or type of its body away.
+			if name == "" || name == "Content-Type" {
+				continue
+			}
+			if named == nil {
+				named = map[string]bool{}
+			}
+			named[name] = true
+		}
+	}
+	return named
+}
+
+// canonical spells a field name as fasthttp does.
+func canonical(name string) string {
+	b := []byte(strings.ToLower(name))
+	upper := true
+	for i, c := range b {
+		if upper && c >= 'a' && c <= 'z' {
+			b[i] = c - 'a' + 'A'
+		}
+		upper = c == '-'
+	}
+	return string(b)
+}
+
+// requestID returns the client's request id if it is fit for headers and logs, else a new
+// one.
+func requestID(h *fasthttp.RequestHeader) string {
+	id := h.Peek(headerRequestID)
+	if len(id) == 0 || len(id) > 128 {
+		return newRequestID()
+	}
+	for _, c := range id {
+		if c <= ' ' || c >= 0x7f {
+			return newRequestID()
+		}
+	}
+	return string(id)
+}
+
+func newRequestID() string {
+	var b [16]byte
+	for i := range b {
+		if i%8 == 0 {
+			v := rand.Uint64()
+			for j := range 8 {
+				b[i+j] = byte(v >> (8 * j))
+			}
+		}
+	}
+	return hex.EncodeToString(b[:])
+}
+
+// tenant returns the name under which a client's habits are learned: a hash of its bearer
+// token, "" without one.
+func tenant(h *fasthttp.RequestHeader) string {
+	auth := h.Peek("Authorization")
+	if len(auth) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256(auth)
+	return hex.EncodeToString(sum[:8])
+}
+
+// pinnedRank returns the data-parallel rank that a client asks for, -1 for none.
+func pinnedRank(h *fasthttp.RequestHeader) int {
+	n, err := strconv.Atoi(string(h.Peek(headerRank)))
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
+}
+
+// explain adds why the request went where it went.
+func explain(h *fasthttp.ResponseHeader, d *router.Decision, tokenize, route, upstream time.Duration) {
+	h.Set("X-Warmroute-Decision", d.ID)
+	h.Set("X-Warmroute-Reason", d.Reason)
+	h.Set("X-Warmroute-Prompt-Source", d.PromptSource)
+	h.Set("X-Warmroute-Overlap-Tokens", strconv.Itoa(d.OverlapTokens))
+	h.Set("X-Warmroute-Predicted-TTFT", strconv.FormatFloat(d.PredictedTTFT, 'f', 4, 64))
+	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 3, 64) }
+	h.Set("Server-Timing", "tokenize;dur="+ms(tokenize)+", route;dur="+ms(route)+", upstream;dur="+ms(upstream))
+}
+
+// hasContentLength tells whether raw headers hold a Content-Length, which fasthttp forgets
+// where the body is chunked.
+func hasContentLength(raw []byte) bool {
+	for line := range bytes.Lines(raw) {
+		name, _, ok := bytes.Cut(line, []byte(":"))
+		if ok && bytes.EqualFold(bytes.TrimSpace(name), []byte("Content-Length")) {
+			return true
+		}
+	}
+	return false
+}
+
+// mediaType returns a content type without its parameters, in lower case.
+func mediaType(contentType []byte) string {
+	t, _, _ := bytes.Cut(contentType, []byte(";"))
+	return string(bytes.ToLower(bytes.TrimSpace(t)))
+}

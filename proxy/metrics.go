@@ -1,0 +1,98 @@
+package proxy
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the front's counters. Labels are bounded: endpoints are ours, codes are
+// classes, and no label comes from a request.
+type metrics struct {
+	requests    *prometheus.CounterVec
+	inflight    *prometheus.GaugeVec
+	ttft        *prometheus.HistogramVec
+	itl         *prometheus.HistogramVec
+	e2e         *prometheus.HistogramVec
+	bodyBytes   *prometheus.HistogramVec
+	disconnects *prometheus.CounterVec
+	retries     *prometheus.CounterVec
+	breaks      prometheus.Counter
+	unread      prometheus.Counter
+	promptTok   prometheus.Counter
+	cachedTok   prometheus.Counter
+	outputTok   prometheus.Counter
+	noUsage     prometheus.Counter
+	panics      prometheus.Counter
+	badRequests prometheus.Counter
+}
+
+// secondsBuckets spans a proxy's own overhead and a long generation.
+var secondsBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 150, 600}
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	endpoint := []string{"endpoint"}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "warmroute_proxy_" + name, Help: help})
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warmroute_proxy_" + name, Help: help}, labels)
+	}
+	histogram := func(name, help string, buckets []float64, labels []string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "warmroute_proxy_" + name, Help: help, Buckets: buckets}, labels)
+	}
+	m := &metrics{
+		requests: counters("requests_total", "Requests by endpoint and class of their status; 499 is a client that left.", "endpoint", "code"),
+		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "warmroute_proxy_inflight_requests", Help: "Requests that are being answered."}, endpoint),
+		ttft:        histogram("ttft_seconds", "From the whole request read to the first token of a stream relayed.", secondsBuckets, endpoint),
+		itl:         histogram("inter_token_latency_seconds", "Time between reads of a stream that brought tokens, per token.", []float64{.001, .0025, .005, .01, .015, .02, .03, .05, .075, .1, .15, .25, .5, 1, 2.5}, endpoint),
+		e2e:         histogram("request_duration_seconds", "From the whole request read to the answer's end.", secondsBuckets, endpoint),
+		bodyBytes:   histogram("request_body_bytes", "Size of request bodies.", prometheus.ExponentialBuckets(256, 4, 10), endpoint),
+		disconnects: counters("client_disconnects_total", "Clients that left before their answer was complete, by phase (before_first_byte, streaming).", "phase"),
+		retries:     counters("retries_total", "Requests sent to another worker before the first byte, by reason (connect, no_response, status).", "reason"),
+		breaks:      counter("stream_breaks_total", "Answers that broke off because their worker did."),
+		unread:      counter("unread_events_total", "Events of streams that were passed on but could not be read."),
+		promptTok:   counter("prompt_tokens_total", "Prompt tokens that workers reported."),
+		cachedTok:   counter("cached_tokens_total", "Of these, tokens that workers found in their cache."),
+		outputTok:   counter("output_tokens_total", "Output tokens that workers reported."),
+		noUsage:     counter("unreported_cache_total", "Answers whose usage did not say how many tokens were cached."),
+		panics:      counter("panics_total", "Requests that hit a bug of the proxy."),
+		badRequests: counter("malformed_requests_total", "Requests that could not be read as HTTP."),
+	}
+	if reg == nil {
+		return m, nil
+	}
+	var errs []error
+	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.bodyBytes, m.disconnects,
+		m.retries, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests} {
+		errs = append(errs, reg.Register(c))
+	}
+	return m, errors.Join(errs...)
+}
+
+// done counts one request.
+func (m *metrics) done(endpoint string, status int, took time.Duration) {
+	m.requests.WithLabelValues(endpoint, class(status)).Inc()
+	m.e2e.WithLabelValues(endpoint).Observe(took.Seconds())
+}
+
+// class returns "2xx" and the like; 499 and 429 are of their own.
+func class(status int) string {
+	switch {
+	case status == statusClientGone:
+		return "499"
+	case status == 429:
+		return "429"
+	case status < 200:
+		return "1xx"
+	case status < 300:
+		return "2xx"
+	case status < 400:
+		return "3xx"
+	case status < 500:
+		return "4xx"
+	}
+	return "5xx"
+}

@@ -1,0 +1,203 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/router"
+)
+
+// errBroken makes the server close the connection without the body's end, so that the
+// client cannot take what it has for a whole answer.
+var errBroken = errors.New("the answer broke off")
+
+// cutBytes is how much of an incomplete event is held back to see whether it only carries
+// usage. Such a frame is a few hundred bytes, so a longer one is something else.
+const cutBytes = 16 << 10
+
+// booking is what a relay tells the router of an answer.
+type booking interface {
+	FirstToken()
+	Progress(tokens int)
+	Done(router.Outcome)
+}
+
+// relay passes a stream on as it comes and reads along. Without cut, a Read is the
+// worker's Read: no byte is copied, held back or changed.
+type relay struct {
+	src    io.Reader
+	lease  booking
+	// broken returns what the stream ends with when the worker failed with err; midway
+	// says that it stands within an event.
+	broken func(err error, midway bool) []byte
+
+	// cut leaves out frames that only carry usage: the proxy asked for them, not the
+	// client. Events are then passed on once they are whole, or too long to be one.
+	cut  bool
+	buf  []byte // cut: what is held back, then what was read
+	hold int    // cut: start of what is held back in buf
+	base int64  // cut: offset in the stream of buf[0]
+	cuts []span // cut: frames to leave out, as offsets in the stream
+
+	out  []byte // ready for the client before anything else is read
+	err  error  // returned once out is empty
+	scan openai.Scanner
+	seen openai.Stream
+	fed  int64 // bytes of the stream that were read
+
+	start, last time.Time // of the request, and of the last token
+	ttft, itl   prometheus.Observer
+	done        bool
+}
+
+type span struct{ from, to int64 }
+
+var cutBuffers = sync.Pool{New: func() any { b := make([]byte, 2*cutBytes); return &b }}
+
+// Read implements io.Reader for the server, which flushes after each.
+func (r *relay) Read(p []byte) (int, error) {
+	for {
+		if len(r.out) > 0 {
+			n := copy(p, r.out)
+			r.out = r.out[n:]
+			return n, nil
+		}
+		if r.err != nil {
+			return 0, r.err
+		}
+		if r.cut {
+			r.fill()
+			continue
+		}
+		n, err := r.src.Read(p)
+		r.observe(p[:n])
+		if err != nil {
+			r.end(err)
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+}
+
+// observe reads along with the next bytes of the stream.
+func (r *relay) observe(chunk []byte) {
+	if len(chunk) == 0 {
+		return
+	}
+	before := r.seen.Deltas
+	r.fed += int64(len(chunk))
+	r.scan.Feed(chunk)
+	for ev, ok := r.scan.Next(); ok; ev, ok = r.scan.Next() {
+		r.event(ev)
+	}
+	r.tokens(r.seen.Deltas - before)
+}
+
+func (r *relay) event(ev openai.Event) {
+	if f := r.seen.Observe(ev); f&openai.FrameUsageOnly != 0 && r.cut && ev.Start >= r.base {
+		r.cuts = append(r.cuts, span{ev.Start, ev.End})
+	}
+}
+
+// tokens books n more tokens of output. A delta is about one token; usage, at the end,
+// corrects the count.
+func (r *relay) tokens(n int) {
+	if n == 0 {
+		return
+	}
+	now := time.Now()
+	if r.last.IsZero() {
+		r.ttft.Observe(now.Sub(r.start).Seconds())
+		r.lease.FirstToken()
+	} else {
+		r.itl.Observe(now.Sub(r.last).Seconds() / float64(n))
+	}
+	r.last = now
+	r.lease.Progress(n)
+}
+
+// fill reads more of the stream into buf and makes its whole events ready. What was ready
+// before has been taken.
+func (r *relay) fill() {
+	if r.buf == nil {
+		r.buf = (*cutBuffers.Get().(*[]byte))[:0]
+	}
+	r.base += int64(r.hold)
+	r.buf = r.buf[:copy(r.buf, r.buf[r.hold:])]
+	r.hold = 0
+
+	held := len(r.buf)
+	n, err := r.src.Read(r.buf[held:cap(r.buf)])
+	r.buf = r.buf[:held+n]
+	r.observe(r.buf[held:])
+	if err != nil {
+		r.end(err)
+		return
+	}
+	ready := int(max(r.scan.Settled()-r.base, 0))
+	if len(r.buf)-ready > cutBytes {
+		ready = len(r.buf)
+	}
+	r.release(ready)
+}
+
+// release makes the first ready bytes of buf the client's, without the frames to cut.
+func (r *relay) release(ready int) {
+	r.hold = ready
+	r.out = r.buf[:ready]
+	for i := len(r.cuts) - 1; i >= 0; i-- {
+		from, to := int(r.cuts[i].from-r.base), int(r.cuts[i].to-r.base)
+		r.out = append(r.out[:from], r.out[to:]...)
+	}
+	r.cuts = r.cuts[:0]
+}
+
+// end deals with the end of the worker's stream, or with its failure.
+func (r *relay) end(err error) {
+	midway := r.scan.Settled() < r.fed
+	if err == io.EOF {
+		if ev, ok := r.scan.Close(); ok {
+			before := r.seen.Deltas
+			r.event(ev)
+			r.tokens(r.seen.Deltas - before)
+		}
+		r.err = io.EOF
+		r.finish(!r.seen.Failed && (r.seen.Done || r.seen.Complete()))
+	} else {
+		r.err = errBroken
+		r.finish(false)
+	}
+	if r.cut {
+		r.release(len(r.buf))
+		r.out = r.out[:len(r.out):len(r.out)]
+	}
+	if r.err != io.EOF {
+		r.out = append(r.out, r.broken(err, midway)...)
+	}
+}
+
+// finish gives the booking back, once.
+func (r *relay) finish(ok bool) {
+	if r.done {
+		return
+	}
+	r.done = true
+	u := r.seen.UsageOrNone()
+	r.lease.Done(router.Outcome{OK: ok, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
+}
+
+// close gives back what the relay holds.
+func (r *relay) close() {
+	r.finish(false)
+	if r.buf != nil {
+		b := r.buf[:cap(r.buf)]
+		r.buf, r.out = nil, nil
+		cutBuffers.Put(&b)
+	}
+}

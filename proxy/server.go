@@ -1,0 +1,314 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/warmroute/warmroute/internal/openai"
+)
+
+// Server is the front: the OpenAI endpoint and the admin listener.
+type Server struct {
+	cfg      Config
+	metrics  *metrics
+	front    fasthttp.Server
+	listen   net.Listener
+	admin    net.Listener
+	started  time.Time
+	draining atomic.Bool
+
+	mu struct {
+		sync.Mutex
+		turns map[*turn]struct{} // requests that are being answered
+	}
+}
+
+// New opens both ports; Run serves them.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	m, err := newMetrics(cfg.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("register metrics of the proxy: %w", err)
+	}
+	s := &Server{cfg: cfg, metrics: m, started: time.Now()}
+	s.mu.turns = map[*turn]struct{}{}
+	s.front = fasthttp.Server{
+		Handler:       s.serve,
+		ErrorHandler:  s.unreadable,
+		ExpectHandler: s.expect,
+		HeaderReceived: func(*fasthttp.RequestHeader) fasthttp.RequestConfig {
+			return fasthttp.RequestConfig{ReadTimeout: cfg.BodyTimeout}
+		},
+		Logger: frontLog{m},
+
+		ReadTimeout:           cfg.HeaderTimeout,
+		IdleTimeout:           cfg.KeepAlive,
+		ReadBufferSize:        headerBytes,
+		MaxRequestBodySize:    cfg.MaxBodyBytes,
+		CloseOnShutdown:       true,
+		SecureErrorLogMessage: true,
+		NoDefaultServerHeader: true,
+		NoDefaultContentType:  true,
+		NoDefaultDate:         true, // the worker's passes
+
+		DisablePreParseMultipartForm: true,
+	}
+	if s.listen, err = open(cfg.Listen, "--listen"); err != nil {
+		return nil, err
+	}
+	if s.admin, err = open(cfg.Admin, "--admin"); err != nil {
+		_ = s.listen.Close()
+		return nil, err
+	}
+	s.listen = &listener{Listener: s.listen, stall: cfg.ClientStall}
+	if cfg.TLS != nil {
+		s.listen = tls.NewListener(s.listen, cfg.TLS)
+	}
+	return s, nil
+}
+
+// open listens on a TCP address.
+func open(addr, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s %s: the port is in use by another process: stop it or choose another address", flag, addr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", flag, addr, err)
+	}
+	return l, nil
+}
+
+// Addr returns the address of the OpenAI endpoint.
+func (s *Server) Addr() net.Addr { return s.listen.Addr() }
+
+// AdminAddr returns the address of the admin listener.
+func (s *Server) AdminAddr() net.Addr { return s.admin.Addr() }
+
+// Run serves until ctx ends, then drains: readiness says no, the port closes after
+// DrainDelay, streams may finish within Grace, and what is left is broken off visibly.
+func (s *Server) Run(ctx context.Context) error {
+	admin := &http.Server{Handler: s.adminHandler(), ReadHeaderTimeout: 10 * time.Second}
+	failed := make(chan error, 2)
+	var wg sync.WaitGroup
+	wg.Go(func() { failed <- s.front.Serve(s.listen) })
+	wg.Go(func() { failed <- admin.Serve(s.admin) })
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	s.drain()
+	_ = admin.Close()
+	wg.Wait()
+	return err
+}
+
+// drain ends the front. It returns when no connection is left.
+func (s *Server) drain() {
+	s.draining.Store(true)
+	if n := s.active(); n > 0 || s.cfg.DrainDelay > 0 {
+		s.cfg.Logger.Info("draining", "requests", n, "grace", s.cfg.Grace)
+	}
+	if s.cfg.DrainDelay > 0 {
+		time.Sleep(s.cfg.DrainDelay)
+	}
+	grace, cancel := context.WithTimeout(context.Background(), s.cfg.Grace)
+	defer cancel()
+	if s.front.ShutdownWithContext(grace) == nil {
+		return
+	}
+	s.mu.Lock()
+	n := len(s.mu.turns)
+	for t := range s.mu.turns {
+		t.cancel(errDraining)
+	}
+	s.mu.Unlock()
+	s.cfg.Logger.Warn("grace is over: open requests are broken off", "requests", n)
+	last, cancel := context.WithTimeout(context.Background(), lingerTime+time.Second)
+	defer cancel()
+	_ = s.front.ShutdownWithContext(last)
+}
+
+func (s *Server) active() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.mu.turns)
+}
+
+func (s *Server) retries() int { return max(s.cfg.Retries, 0) }
+
+// serve answers one request.
+func (s *Server) serve(rc *fasthttp.RequestCtx) {
+	id := requestID(&rc.Request.Header)
+	defer func() {
+		if v := recover(); v != nil {
+			s.panicked(id, v)
+			faultPanic().respond(rc, id, "")
+		}
+	}()
+	rc.Response.Header.Set(headerRequestID, id)
+	if fault := s.check(rc); fault != nil {
+		s.refuse(rc, fault, id)
+		return
+	}
+	switch path := string(rc.Path()); path {
+	case pathChat:
+		s.generate(rc, openai.Chat, id)
+	case pathCompletions:
+		s.generate(rc, openai.Completions, id)
+	case pathModels:
+		s.count("models", 200)
+		writeJSON(rc, s.modelList())
+	case pathHealth:
+		writeJSON(rc, map[string]string{"status": "ok"})
+	case pathReady:
+		status, report := s.readiness()
+		rc.SetStatusCode(status)
+		writeJSON(rc, report)
+	default: // check let only /v1/models/… pass
+		name := path[len(pathModels)+1:]
+		for _, m := range s.modelList().Data {
+			if m.ID == name {
+				s.count("models", 200)
+				writeJSON(rc, m)
+				return
+			}
+		}
+		s.refuse(rc, faultModel(name, s.modelNames()), id)
+	}
+	// A worker's copy of the id must not replace ours.
+	rc.Response.Header.Set(headerRequestID, id)
+}
+
+// The paths of the front.
+const (
+	pathChat        = "/v1/chat/completions"
+	pathCompletions = "/v1/completions"
+	pathModels      = "/v1/models"
+	pathHealth      = "/healthz"
+	pathReady       = "/readyz"
+)
+
+// check refuses what can be refused by the headers alone.
+func (s *Server) check(rc *fasthttp.RequestCtx) *fault {
+	h := &rc.Request.Header
+	// Both framings at once are how one request is smuggled within another.
+	if h.ContentLength() == -1 && hasContentLength(h.RawHeaders()) {
+		return faultFraming()
+	}
+	path, method := string(rc.Path()), string(h.Method())
+	switch {
+	case path == pathChat || path == pathCompletions:
+		if method != http.MethodPost {
+			return faultMethod(method, "POST")
+		}
+	case path == pathModels, path == pathHealth, path == pathReady, len(path) > len(pathModels)+1 && path[:len(pathModels)+1] == pathModels+"/":
+		if method != http.MethodGet && method != http.MethodHead {
+			return faultMethod(method, "GET")
+		}
+	default:
+		return faultNotFound(path)
+	}
+	if h.ContentLength() > s.cfg.MaxBodyBytes {
+		return faultTooLarge(s.cfg.MaxBodyBytes)
+	}
+	return nil
+}
+
+// refuse answers with a fault outside of a turn.
+func (s *Server) refuse(rc *fasthttp.RequestCtx, f *fault, id string) {
+	s.count("other", f.status)
+	if f.closeConn {
+		if c := clientConn(rc.Conn()); c != nil {
+			c.linger.Store(true)
+		}
+	}
+	f.respond(rc, id, "")
+}
+
+func (s *Server) count(endpoint string, status int) {
+	s.metrics.requests.WithLabelValues(endpoint, class(status)).Inc()
+}
+
+// expect decides whether a client that asked first may send its body.
+func (s *Server) expect(rc *fasthttp.RequestCtx) int {
+	if f := s.check(rc); f != nil {
+		f.closeConn = true
+		s.refuse(rc, f, requestID(&rc.Request.Header))
+		return f.status
+	}
+	return fasthttp.StatusContinue
+}
+
+// unreadable answers a request that could not be read. Its connection is closed.
+func (s *Server) unreadable(rc *fasthttp.RequestCtx, err error) {
+	s.metrics.badRequests.Inc()
+	f := faultRead(err, s.cfg.MaxBodyBytes)
+	f.closeConn = true
+	s.refuse(rc, f, requestID(&rc.Request.Header))
+}
+
+// frontLog takes what fasthttp would log. Every line of it is about a connection that
+// broke, may quote a request, and is counted elsewhere.
+type frontLog struct{ m *metrics }
+
+func (frontLog) Printf(string, ...any) {}
+
+// modelList is the merged /v1/models: what any worker serves, and the aliases of it.
+func (s *Server) modelList() openai.ModelList {
+	l := openai.ModelList{Object: "list", Data: []openai.Model{}}
+	served := map[string]openai.Model{}
+	for _, m := range s.cfg.Fleet.Models() {
+		o := openai.Model{ID: m.ID, Object: "model", Created: s.started.Unix(), OwnedBy: m.OwnedBy, Parent: m.Parent, MaxModelLen: m.MaxModelLen}
+		served[m.ID] = o
+		l.Data = append(l.Data, o)
+	}
+	for _, alias := range sortedKeys(s.cfg.Aliases) {
+		target, ok := served[s.cfg.Aliases[alias]]
+		if _, taken := served[alias]; ok && !taken {
+			target.ID, target.Root = alias, s.cfg.Aliases[alias]
+			l.Data = append(l.Data, target)
+		}
+	}
+	return l
+}
+
+func (s *Server) modelNames() []string {
+	var names []string
+	for _, m := range s.modelList().Data {
+		names = append(names, m.ID)
+	}
+	return names
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func writeJSON(rc *fasthttp.RequestCtx, v any) {
+	rc.SetContentType("application/json")
+	if err := json.NewEncoder(rc.Response.BodyWriter()).Encode(v); err != nil {
+		panic("BUG: encode " + err.Error())
+	}
+}

@@ -1,0 +1,543 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/upstream"
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+// collectBytes is the largest answer that is collected before any of it goes out, so that
+// a worker that dies midway costs the client a clean 502 and not half a JSON object.
+// Longer answers are passed on as they come.
+const collectBytes = 8 << 20
+
+// unknownOutcome is the outcome of a request that failed.
+var unknownOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
+
+var requests = sync.Pool{New: func() any { return new(openai.Request) }}
+
+// turn is one request and all its attempts. It ends once: in the handler where that gives
+// the whole answer, else when the server closes the stream.
+type turn struct {
+	s        *Server
+	kind     openai.Kind
+	endpoint string
+	id       string
+	start    time.Time
+	req      *openai.Request
+	prompt   *kv.Prompt
+	explain  bool
+
+	ctx    context.Context // ends when the client leaves or the proxy gives up draining
+	cancel context.CancelCauseFunc
+	watch  *watch
+
+	worker *upstream.Worker
+	lease  *router.Lease
+	resp   *upstream.Response
+	cut    bool // usage was asked for by us: its frame is cut out
+
+	tokenize, route time.Duration
+	status          int
+	streamed        bool // response headers went out before the answer was whole
+	relay           *relay
+	failure         error // why a relay broke off
+}
+
+// generate answers a chat or completions request.
+func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string) {
+	t := &turn{s: s, kind: kind, endpoint: kind.String(), id: id, start: time.Now(), req: requests.Get().(*openai.Request)}
+	t.ctx, t.cancel = context.WithCancelCause(context.Background())
+	s.begin(t)
+	handedOver := false
+	defer func() {
+		if !handedOver {
+			t.end()
+		}
+	}()
+	body, fault := s.body(rc)
+	if fault != nil {
+		t.fail(rc, fault)
+		return
+	}
+	s.metrics.bodyBytes.WithLabelValues(t.endpoint).Observe(float64(len(body)))
+	if body, fault = t.parse(body); fault != nil {
+		t.fail(rc, fault)
+		return
+	}
+	t.explain = string(rc.Request.Header.Peek(headerExplain)) == "1"
+	if c := clientConn(rc.Conn()); c != nil {
+		t.watch = startWatch(c, func() { t.cancel(errClientGone) })
+	}
+	t.identify(body)
+	if fault := t.send(rc, body); fault != nil {
+		t.fail(rc, fault)
+		return
+	}
+	handedOver = t.answer(rc)
+}
+
+// begin counts the turn and makes it one that draining can end.
+func (s *Server) begin(t *turn) {
+	s.metrics.inflight.WithLabelValues(t.endpoint).Inc()
+	s.mu.Lock()
+	s.mu.turns[t] = struct{}{}
+	s.mu.Unlock()
+}
+
+// end gives back everything that the turn holds.
+func (t *turn) end() {
+	s := t.s
+	s.mu.Lock()
+	delete(s.mu.turns, t)
+	s.mu.Unlock()
+	left := clientLeft(t.ctx)
+	if t.resp != nil {
+		_ = t.resp.Close()
+	}
+	if t.relay != nil {
+		left = left && !t.relay.seen.Done // leaving after [DONE] is normal
+		t.account(&t.relay.seen)
+		t.relay.close()
+	}
+	if t.lease != nil {
+		t.lease.Done(unknownOutcome)
+	}
+	if t.watch != nil {
+		t.watch.stop()
+	}
+	t.cancel(context.Canceled)
+	if left {
+		phase := "before_first_byte"
+		if t.streamed {
+			phase = "streaming"
+		}
+		s.metrics.disconnects.WithLabelValues(phase).Inc()
+		t.status = statusClientGone
+	}
+	took := time.Since(t.start)
+	s.metrics.inflight.WithLabelValues(t.endpoint).Dec()
+	s.metrics.done(t.endpoint, t.status, took)
+	if log := s.cfg.Logger; log.Enabled(context.Background(), slog.LevelDebug) {
+		worker := ""
+		if t.worker != nil {
+			worker = t.worker.ID()
+		}
+		log.Debug("request", "request_id", t.id, "endpoint", t.endpoint, "model", clip(t.req.Model), "worker", worker,
+			"status", t.status, "seconds", took.Seconds())
+	}
+	requests.Put(t.req)
+	t.req = nil
+}
+
+// account adds what the answer reported to the counters and teaches the prompt builder.
+func (t *turn) account(seen *openai.Stream) {
+	m, u := t.s.metrics, seen.UsageOrNone()
+	m.unread.Add(float64(seen.Unread))
+	if u.PromptTokens >= 0 {
+		m.promptTok.Add(float64(u.PromptTokens))
+		t.s.cfg.Prompt.Observe(t.req.Model, t.req, t.prompt, u.PromptTokens)
+	}
+	if u.CompletionTokens >= 0 {
+		m.outputTok.Add(float64(u.CompletionTokens))
+	}
+	if u.CachedTokens >= 0 {
+		m.cachedTok.Add(float64(u.CachedTokens))
+	} else if u.Known() {
+		m.noUsage.Inc()
+	}
+	if u.Known() && t.worker != nil {
+		t.worker.ObserveUsage(u.CachedTokens >= 0, t.lease.Decision().OverlapTokens)
+	}
+}
+
+// fail answers with a fault.
+func (t *turn) fail(rc *fasthttp.RequestCtx, f *fault) {
+	if clientLeft(t.ctx) {
+		f.closeConn = true // a pipelined request must not run for a client that is gone
+	}
+	t.status = f.status
+	worker := ""
+	if t.worker != nil {
+		worker = t.worker.ID()
+	}
+	f.respond(rc, t.id, worker)
+}
+
+// body returns the plain body of a request.
+func (s *Server) body(rc *fasthttp.RequestCtx) ([]byte, *fault) {
+	encoding := string(rc.Request.Header.Peek("Content-Encoding"))
+	if encoding == "" || encoding == "identity" {
+		return rc.Request.Body(), nil
+	}
+	body, err := rc.Request.BodyUncompressedWithLimit(s.cfg.MaxBodyBytes)
+	switch {
+	case err == nil:
+		return body, nil
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		f := faultTooLarge(s.cfg.MaxBodyBytes)
+		f.closeConn = false // it was read whole
+		return nil, f
+	case errors.Is(err, fasthttp.ErrContentEncodingUnsupported):
+		return nil, faultEncoding(encoding)
+	}
+	return nil, faultDecoding(encoding)
+}
+
+// parse reads the request and puts the model behind an alias into it.
+func (t *turn) parse(body []byte) ([]byte, *fault) {
+	if err := openai.ParseRequest(t.kind, body, t.req); err != nil {
+		return nil, faultRequest(err)
+	}
+	model, ok := t.s.cfg.Aliases[t.req.Model]
+	if !ok || model == t.req.Model {
+		return body, nil
+	}
+	body = openai.Rewrite(make([]byte, 0, len(body)+len(model)), body, t.req, openai.Edit{Model: model})
+	if err := openai.ParseRequest(t.kind, body, t.req); err != nil {
+		return nil, faultRequest(err)
+	}
+	return body, nil
+}
+
+// identify finds out which prefix the prompt has.
+func (t *turn) identify(body []byte) {
+	from := time.Now()
+	ns := kv.Namespace{Salt: t.req.CacheSalt}
+	if t.s.cfg.Fleet.LoRA(t.req.Model) {
+		ns.LoRA = t.req.Model
+	}
+	t.prompt = t.s.cfg.Prompt.Build(t.ctx, t.req, body, t.s.cfg.Fleet, ns, t.req.Model)
+	t.tokenize = time.Since(from)
+}
+
+// send finds a worker that answers. Before the first byte of an answer another worker is
+// tried: after a failed connect, a 502, 503 or 504, and once after a worker that took the
+// request and died without a word.
+func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
+	s := t.s
+	ask := router.Request{
+		Model: t.req.Model, Key: tenant(&rc.Request.Header), Prompt: t.prompt, MaxTokens: t.req.MaxTokens,
+		OutputTokensHint: t.req.OutputTokensHint, FirstTurn: t.req.FirstTurn, Stream: t.req.Stream,
+		PinRank: pinnedRank(&rc.Request.Header),
+	}
+	var failed error // of the last attempt
+	silent := 0      // workers that died without a word
+	for attempt := 0; ; attempt++ {
+		from := time.Now()
+		lease, err := s.cfg.Router.Route(t.ctx, &ask)
+		t.route += time.Since(from)
+		if err != nil {
+			if t.resp != nil {
+				return nil // the refusal of the last worker is the answer
+			}
+			if failed != nil && !errors.Is(failed, errWorkerLeft) {
+				return faultUpstream(failed)
+			}
+			if cause := context.Cause(t.ctx); cause != nil {
+				return faultUpstream(cause)
+			}
+			return faultRoute(err, t.req.Model, s.modelNames())
+		}
+		if t.resp != nil {
+			_ = t.resp.Close()
+			t.resp = nil
+		}
+		if attempt > 0 {
+			s.metrics.retries.WithLabelValues(retryReason(failed)).Inc()
+		}
+		t.lease = lease
+		failed = t.attempt(rc, body)
+		again := attempt < s.retries() && t.ctx.Err() == nil
+		var e *upstream.Error
+		switch {
+		case failed == nil && retryStatus(t.resp.Header.StatusCode()):
+		case failed == nil:
+			return nil
+		case errors.As(failed, &e) && e.Phase == upstream.PhaseConnect:
+		case errors.As(failed, &e) && e.Phase == upstream.PhaseAnswer && e.Limit == "":
+			silent++
+			again = again && silent == 1
+		case errors.Is(failed, errWorkerLeft):
+		default:
+			again = false
+		}
+		if !again {
+			if failed == nil {
+				return nil
+			}
+			return faultUpstream(failed)
+		}
+		lease.Done(unknownOutcome)
+		ask.Exclude = append(ask.Exclude, lease.Worker().ID)
+	}
+}
+
+// errWorkerLeft says that a worker was removed between its choice and its use.
+var errWorkerLeft = errors.New("the worker has just left")
+
+func retryStatus(code int) bool { return code == 502 || code == 503 || code == 504 }
+
+func retryReason(failed error) string {
+	var e *upstream.Error
+	switch {
+	case failed == nil:
+		return "status"
+	case errors.As(failed, &e) && e.Phase != upstream.PhaseConnect:
+		return "no_response"
+	}
+	return "connect"
+}
+
+// attempt sends the request to the worker of the lease and waits for the first byte of its
+// answer's body.
+func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
+	to := t.lease.Worker()
+	w := t.s.cfg.Fleet.Worker(to.ID)
+	if w == nil {
+		return errWorkerLeft
+	}
+	t.worker = w
+	edit := openai.Edit{IncludeUsage: w.ReportsUsage()}
+	t.cut = edit.IncludeUsage && t.req.Stream && !t.req.IncludeUsage
+	if edit.Needed(t.req) {
+		body = openai.Rewrite(make([]byte, 0, len(body)+64), body, t.req, edit)
+	}
+	rank := -1
+	if t.lease.SendRank() {
+		rank = to.Rank
+	}
+	path := "/v1/chat/completions"
+	if t.kind == openai.Completions {
+		path = "/v1/completions"
+	}
+	resp, err := w.Do(t.ctx, &upstream.Request{
+		Method: fasthttp.MethodPost, Path: path, Body: body,
+		Header:        appendRequestHeaders(make([]byte, 0, 512), &rc.Request.Header, t.id, rank),
+		Authorization: rc.Request.Header.Peek("Authorization"),
+	})
+	if err != nil {
+		return err
+	}
+	// Headers alone prove little: vLLM sends them before it computes anything.
+	if err := resp.Wait(); err != nil {
+		_ = resp.Close()
+		if t.ctx.Err() != nil {
+			return context.Cause(t.ctx)
+		}
+		return err
+	}
+	t.resp = resp
+	return nil
+}
+
+// answer gives the client the worker's answer. It tells whether the turn was handed over
+// to the server, which ends it by closing the stream.
+func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
+	h := &t.resp.Header
+	t.status = h.StatusCode()
+	rc.Response.SetStatusCode(t.status)
+	copyResponseHeaders(&rc.Response.Header, h)
+	rc.Response.Header.Set(headerWorker, t.worker.ID())
+	if t.explain {
+		explain(&rc.Response.Header, t.lease.Decision(), t.tokenize, t.route, time.Since(t.start)-t.tokenize-t.route)
+	}
+	if mediaType(h.ContentType()) != "text/event-stream" {
+		return t.whole(rc)
+	}
+	if !rc.Request.Header.IsHTTP11() {
+		return t.collect(rc)
+	}
+	rc.Request.ResetBody() // a long generation must not hold its prompt
+	t.streamed = true
+	rc.Response.ImmediateHeaderFlush = true
+	rc.Response.SetBodyStream(&stream{t: t, r: t.newRelay()}, -1)
+	return true
+}
+
+func (t *turn) newRelay() *relay {
+	m := t.s.metrics
+	r := &relay{
+		src: t.resp, lease: t.lease, cut: t.cut, start: t.start, broken: t.broken,
+		ttft: m.ttft.WithLabelValues(t.endpoint), itl: m.itl.WithLabelValues(t.endpoint),
+	}
+	r.seen.Reset(t.req.N)
+	t.relay = r
+	return r
+}
+
+// broken returns what a stream ends with when its worker failed. A client that left gets
+// nothing.
+func (t *turn) broken(err error, midway bool) []byte {
+	if cause := context.Cause(t.ctx); cause != nil {
+		err = cause
+	}
+	if errors.Is(err, errClientGone) {
+		return nil
+	}
+	t.failure = err
+	f := faultUpstream(err)
+	t.status = f.status
+	t.s.metrics.breaks.Inc()
+	t.s.cfg.Logger.Warn("stream broke off", "request_id", t.id, "worker", t.worker.ID(), "reason", f.message)
+	if t.relay.seen.Done {
+		return nil
+	}
+	return f.event(nil, midway)
+}
+
+// stream is a relay as the server's body: it ends its turn when it is closed.
+type stream struct {
+	t *turn
+	r *relay
+}
+
+func (s *stream) Read(p []byte) (n int, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.t.s.panicked(s.t.id, v)
+			n, err = 0, errBroken
+		}
+	}()
+	return s.r.Read(p)
+}
+
+// Close implements io.Closer; the server calls it on every path.
+func (s *stream) Close() error {
+	if s.r.err == nil {
+		s.t.cancel(errClientGone) // the server could not write
+	}
+	s.t.end()
+	return nil
+}
+
+// whole answers with a body that is not a stream. It is collected first, so that the
+// client gets all of it or an error.
+func (t *turn) whole(rc *fasthttp.RequestCtx) (handedOver bool) {
+	length := t.resp.ContentLength()
+	if length > collectBytes {
+		return t.long(rc, length)
+	}
+	buf := copyBuffers.Get().(*[]byte)
+	defer copyBuffers.Put(buf)
+	for {
+		n, err := t.resp.Read(*buf)
+		rc.Response.AppendBody((*buf)[:n])
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			if cause := context.Cause(t.ctx); cause != nil {
+				err = cause
+			} else {
+				t.s.metrics.breaks.Inc()
+			}
+			t.fail(rc, faultUpstream(err))
+			return false
+		}
+		if len(rc.Response.Body()) > collectBytes {
+			return t.long(rc, -1)
+		}
+	}
+	var seen openai.Stream
+	if t.status == fasthttp.StatusOK && len(t.resp.Header.ContentEncoding()) == 0 {
+		_ = openai.ParseResponse(rc.Response.Body(), t.req.N, &seen) // what cannot be read has no usage
+		t.account(&seen)
+	}
+	u := seen.UsageOrNone()
+	t.lease.Done(router.Outcome{OK: t.status == fasthttp.StatusOK, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
+	return false
+}
+
+var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}
+
+// long passes on an answer that is too long to be collected. Its usage stays unread.
+func (t *turn) long(rc *fasthttp.RequestCtx, length int64) bool {
+	head := append([]byte(nil), rc.Response.Body()...)
+	rc.Response.ResetBody()
+	t.streamed = true
+	size := -1
+	if length >= 0 {
+		size = int(length)
+	}
+	rc.Response.SetBodyStream(&passage{t: t, head: head}, size)
+	return true
+}
+
+// passage is a long body that nobody reads along with.
+type passage struct {
+	t    *turn
+	head []byte // collected before it turned out to be long
+	err  error
+}
+
+func (p *passage) Read(b []byte) (int, error) {
+	if len(p.head) > 0 {
+		n := copy(b, p.head)
+		p.head = p.head[n:]
+		return n, nil
+	}
+	if p.err != nil {
+		return 0, p.err
+	}
+	n, err := p.t.resp.Read(b)
+	if err != nil {
+		p.err = err
+		if err == io.EOF {
+			p.t.lease.Done(router.Outcome{OK: p.t.status == fasthttp.StatusOK, CachedTokens: -1, PromptTokens: -1, OutputTokens: -1})
+		} else if !clientLeft(p.t.ctx) {
+			p.t.status = faultUpstream(err).status
+			p.t.s.metrics.breaks.Inc()
+		}
+	}
+	return n, err
+}
+
+func (p *passage) Close() error {
+	if p.err == nil {
+		p.t.cancel(errClientGone) // the server could not write
+	}
+	p.t.end()
+	return nil
+}
+
+// collect reads a stream to its end for an HTTP/1.0 client, which knows no chunks.
+func (t *turn) collect(rc *fasthttp.RequestCtx) (handedOver bool) {
+	r := t.newRelay()
+	buf := copyBuffers.Get().(*[]byte)
+	defer copyBuffers.Put(buf)
+	for {
+		n, err := r.Read(*buf)
+		rc.Response.AppendBody((*buf)[:n])
+		if err == io.EOF {
+			return false
+		}
+		if err != nil {
+			t.fail(rc, faultUpstream(t.failure))
+			return false
+		}
+		if len(rc.Response.Body()) > collectBytes {
+			r.err = errBroken
+			t.fail(rc, faultTooLong(collectBytes))
+			return false
+		}
+	}
+}
+
+// panicked reports a bug of ours.
+func (s *Server) panicked(id string, v any) {
+	s.metrics.panics.Inc()
+	s.cfg.Logger.Error("BUG: panic while answering a request", "request_id", id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+}
