@@ -7,7 +7,7 @@ import (
 
 const (
 	itlMemory    = 0.9995 // about 2,000 samples
-	itlPrior     = 25     // weight of the start values, in samples
+	itlPrior     = 10     // weight of the start values, in samples
 	itlSolve     = 32     // samples between two solutions
 	itlMaxSample = 5      // a gap counts as at most 5× the expected one: clients stall
 	// itlWindow is the least tokens of one sample: single gaps are quantised by the
