@@ -94,8 +94,18 @@ type worker struct {
 // Run plays w through the cluster that cfg describes until every conversation has
 // ended, and returns what was measured.
 func Run(cfg Config, w Workload) (*Result, error) {
-	cfg = cfg.withDefaults()
 	wall := time.Now()
+	c, err := play(cfg.withDefaults(), w)
+	if err != nil {
+		return nil, err
+	}
+	r := c.measure.result(c, w)
+	r.Wall = time.Since(wall)
+	return r, nil
+}
+
+// play is Run up to the last event.
+func play(cfg Config, w Workload) (*cluster, error) {
 	c := &cluster{cfg: cfg, byID: map[string]*worker{}, measure: newRecorder(cfg)}
 	c.build()
 	c.load = newLoader(c, w)
@@ -121,9 +131,7 @@ func Run(cfg Config, w Workload) (*Result, error) {
 	if c.err != nil {
 		return nil, fmt.Errorf("%s/%s at %v: %w", w.Name, cfg.Mode, c.now, c.err)
 	}
-	r := c.measure.result(c, w)
-	r.Wall = time.Since(wall)
-	return r, nil
+	return c, nil
 }
 
 func (c *cluster) clock() time.Time { return epoch.Add(c.now) }
