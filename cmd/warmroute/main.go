@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -99,6 +100,17 @@ block, which worker holds which prefix in its KV cache.`,
   warmroute serve \
     --worker http://gpu1:8000,events=tcp://gpu1:5557,replay=tcp://gpu1:5657 \
     --worker http://gpu2:8000,events=tcp://gpu2:5557,replay=tcp://gpu2:5657`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			msg := fmt.Sprintf("unknown command %q", args[0])
+			if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+				msg += fmt.Sprintf(", did you mean %s?", strings.Join(like, " or "))
+			}
+			return &usageError{errors.New(msg + " (see warmroute --help)")}
+		},
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,

@@ -54,7 +54,8 @@ workers. SIGTERM drains; a second signal exits at once.`,
 			if err != nil {
 				return err
 			}
-			p, err := newParts(cfg, simulated, prometheus.NewRegistry(), cmd.ErrOrStderr())
+			registry := prometheus.NewRegistry()
+			p, err := newParts(cfg, simulated, registry, registry, cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -78,8 +79,9 @@ type parts struct {
 	stderr    io.Writer
 }
 
-// newParts wires the packages and binds the ports; run serves them.
-func newParts(cfg config, simulated *simulated, registry *prometheus.Registry, stderr io.Writer) (*parts, error) {
+// newParts wires the packages and binds the ports; run serves them. What registry takes
+// is what gather shows.
+func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, gather prometheus.Gatherer, stderr io.Writer) (*parts, error) {
 	log := cfg.Log.logger(stderr)
 	workers := append(cfg.Workers, simulated.workers...)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -162,7 +164,7 @@ func newParts(cfg config, simulated *simulated, registry *prometheus.Registry, s
 		Retries:      retries(cfg.Routing.Retries),
 		Grace:        time.Duration(cfg.Limits.Grace),
 		Registerer:   registry,
-		Gatherer:     registry,
+		Gatherer:     gather,
 		Logger:       log,
 		Version:      versionString(),
 	})

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	openai "github.com/sashabaranov/go-openai"
+	"github.com/spf13/pflag"
+)
+
+// syncBuffer is a log that the test reads while the server writes.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in time: %s", what)
+		}
+		<-tick.C
+	}
+}
+
+// server is `serve` with n simulated workers on free ports.
+type server struct {
+	*parts
+	api, admin string
+	log        *syncBuffer
+	stop       context.CancelFunc
+	done       chan error
+}
+
+func startServer(t *testing.T, n int, cfg config, reload reloader) *server {
+	t.Helper()
+	cfg.Listen, cfg.Admin, cfg.Simulate = "127.0.0.1:0", "127.0.0.1:0", n
+	simulated, err := startSimulated(n, ports{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{log: &syncBuffer{}, done: make(chan error, 1)}
+	registry := prometheus.NewRegistry()
+	if s.parts, err = newParts(cfg, simulated, registry, registry, s.log); err != nil {
+		t.Fatal(err)
+	}
+	s.api, s.admin = "http://"+s.front.Addr().String(), "http://"+s.front.AdminAddr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stop = cancel
+	go func() { s.done <- s.run(ctx, reload) }() // owned by the test: stopped and read below
+	t.Cleanup(func() {
+		cancel()
+		if err := <-s.done; err != nil {
+			t.Errorf("serve ended with %v", err)
+		}
+		if t.Failed() {
+			t.Log(s.log.String())
+		}
+	})
+	eventually(t, "readiness", func() bool { return get(t, s.api+"/readyz").StatusCode == 200 })
+	return s
+}
+
+func get(t *testing.T, url string) *http.Response {
+	t.Helper()
+	r, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(raw))
+	return r
+}
+
+func text(t *testing.T, url string) string {
+	t.Helper()
+	raw, _ := io.ReadAll(get(t, url).Body)
+	return string(raw)
+}
+
+// TestServe_AnswersARealClient: the OpenAI client that our users have reads every answer,
+// and the second turn finds its prefix.
+func TestServe_AnswersARealClient(t *testing.T) {
+	s := startServer(t, 2, defaultConfig(), reloader{})
+	conf := openai.DefaultConfig("none")
+	conf.BaseURL = s.api + "/v1"
+	client := openai.NewClientWithConfig(conf)
+	ctx := t.Context()
+
+	models, err := client.ListModels(ctx)
+	if err != nil || len(models.Models) != 1 || models.Models[0].ID != "sim" {
+		t.Fatalf("models: %+v %v", models, err)
+	}
+	eventually(t, "complete feeds", func() bool { return strings.Count(text(t, s.admin+"/debug/workers"), `"complete"`) >= 2 })
+
+	messages := []openai.ChatCompletionMessage{{Role: "user", Content: strings.Repeat("tell me more about prefixes ", 60)}}
+	first, err := client.CreateChatCompletion(ctx, openai.ChatCompletionRequest{Model: "sim", Messages: messages, MaxTokens: 70})
+	if err != nil || first.Usage.CompletionTokens != 70 {
+		t.Fatalf("first turn: %+v %v", first.Usage, err)
+	}
+	messages = append(messages, first.Choices[0].Message, openai.ChatCompletionMessage{Role: "user", Content: "and then?"})
+	stream, err := client.CreateChatCompletionStream(ctx, openai.ChatCompletionRequest{Model: "sim", Messages: messages, MaxTokens: 20,
+		StreamOptions: &openai.StreamOptions{IncludeUsage: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	var usage *openai.Usage
+	var reply strings.Builder
+	for {
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(chunk.Choices) > 0 {
+			reply.WriteString(chunk.Choices[0].Delta.Content)
+		}
+		if chunk.Usage != nil {
+			usage = chunk.Usage
+		}
+	}
+	if reply.Len() == 0 || usage == nil || usage.PromptTokensDetails == nil {
+		t.Fatalf("stream: %q %+v", reply.String(), usage)
+	}
+	if got := usage.PromptTokensDetails.CachedTokens; got < first.Usage.PromptTokens/64*64 {
+		t.Errorf("second turn: %d tokens cached of %d, want the first prompt's %d", got, usage.PromptTokens, first.Usage.PromptTokens)
+	}
+	if out := s.log.String(); !strings.Contains(out, "warmroute is ready: 2 simulated workers") || !strings.Contains(out, s.api+"/v1/chat/completions") {
+		t.Errorf("what to try is not printed:\n%s", out)
+	}
+}
+
+// TestServe_ReloadsWorkers: a change of the file adds and removes workers; a broken file
+// changes nothing and says why.
+func TestServe_ReloadsWorkers(t *testing.T) {
+	extra, err := startSimulated(1, ports{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- extra.run(ctx) }() // owned by the test
+	defer func() { cancel(); <-ended }()
+
+	path := filepath.Join(t.TempDir(), "warmroute.yaml")
+	write := func(s string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(s), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("simulate: 1\n")
+	given := pflag.NewFlagSet("", pflag.ContinueOnError)
+	cfg, err := loadConfig(path, given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startServer(t, 1, cfg, reloader{path: path, given: given})
+	workers := func() string { return text(t, s.admin+"/debug/workers") }
+
+	write(fmt.Sprintf("simulate: 1\nworkers: [{id: extra, url: %q}]\n", extra.workers[0].URL))
+	eventually(t, "the new worker", func() bool { return strings.Contains(workers(), `"id": "extra"`) })
+	write("simulate: 1\nworkerz: []\n")
+	eventually(t, "the refusal", func() bool {
+		return strings.Contains(s.log.String(), "reload refused") && strings.Contains(s.log.String(), "workerz")
+	})
+	if !strings.Contains(workers(), `"id": "extra"`) {
+		t.Error("a broken file removed a worker")
+	}
+	write("simulate: 1\n")
+	eventually(t, "the removal", func() bool { return !strings.Contains(workers(), `"id": "extra"`) })
+}
+
+// TestServe_PortInUse: the message names the address and the flag, and nothing hangs.
+func TestServe_PortInUse(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	cfg := defaultConfig()
+	cfg.Admin = "127.0.0.1:0"
+	cfg.Listen = ln.Addr().String()
+	registry := prometheus.NewRegistry()
+	_, err = newParts(cfg, &simulated{}, registry, registry, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), cfg.Listen) || !strings.Contains(err.Error(), "--listen") {
+		t.Errorf("error: %v", err)
+	}
+}
