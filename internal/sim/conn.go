@@ -64,10 +64,12 @@ func (l *listener) setDown(down bool) {
 	l.mu.Unlock()
 }
 
-// cut resets every open connection.
-func (l *listener) cut() {
+// cut resets every open connection but spared, which may be nil.
+func (l *listener) cut(spared *conn) {
 	for _, c := range l.open() {
-		c.reset()
+		if c != spared {
+			c.reset()
+		}
 	}
 }
 

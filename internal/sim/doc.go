@@ -13,6 +13,10 @@
 // Its caller asks Begin for the next step, lets that much time pass, and calls End.
 // Server puts one Engine per rank behind the real wires and paces it in real time.
 //
+// A client that goes ends its sequences, as in the engines: while a request waits, its
+// socket is peeked every 25 ms (a half-closed client counts as gone), and a write that
+// fails ends a stream. Over a listener without sockets only the latter is seen.
+//
 // Tokens are uint32 ids, times are durations before speed-up in a Profile and after it
 // everywhere else, and only whole blocks are cached. The model is simpler than an
 // engine where routing cannot tell: no speculative decoding, no host tier, prefill

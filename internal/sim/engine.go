@@ -372,11 +372,13 @@ func (e *Engine) admit(s *Seq, budget int) (tokens int, ok bool) {
 	// The last token is always computed: its logits give the next one.
 	most := (s.total() - 1) / size
 	s.extendChain(size, most)
-	hits := s.table[:0]
+	hits, probed := s.table[:0], s.table[:s.probed]
 	fromFree := 0
-	for _, h := range s.chain[:most] {
-		b := e.cache.lookup(e.hash(h))
-		if b == none {
+	for i, h := range s.chain[:most] {
+		b := none
+		if i < len(probed) && e.cache.blocks[probed[i]].hashed && e.cache.blocks[probed[i]].seq == h {
+			b = probed[i] // still there since the last attempt; no need to look it up
+		} else if b = e.cache.lookup(e.hash(h)); b == none {
 			break
 		}
 		if e.cache.blocks[b].refs == 0 {
@@ -384,12 +386,13 @@ func (e *Engine) admit(s *Seq, budget int) (tokens int, ok bool) {
 		}
 		hits = append(hits, b)
 	}
-	s.table = hits[:0]
+	s.table, s.probed = hits[:0], len(hits)
 	cached := len(hits) * size
 	n := min(s.total()-cached, budget)
 	if blocksFor(cached+n, size)-len(hits)+fromFree > e.cache.free {
 		return 0, false
 	}
+	s.probed = 0
 	for _, b := range hits {
 		e.cache.hold(b)
 	}

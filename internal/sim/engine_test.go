@@ -355,3 +355,25 @@ func BenchmarkEngine(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkEngine_Blocked measures a step while a long prompt waits for blocks.
+func BenchmarkEngine_Blocked(b *testing.B) {
+	b.ReportAllocs()
+	e := NewEngine(EngineConfig{})
+	head := prompt(60_000, 1)
+	for i := range 128 {
+		s := &Seq{Tokens: append(slices.Clone(head), prompt(40_000, uint32(i+2))...), OutputTokens: 200_000}
+		if err := e.Submit(s); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for e.Stats().KVTokens < 340_000 {
+		e.Begin(time.Time{})
+		e.End(time.Time{})
+	}
+	for b.Loop() {
+		e.Begin(time.Time{})
+		e.End(time.Time{})
+		e.Events()
+	}
+}

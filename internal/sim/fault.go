@@ -71,7 +71,10 @@ func (f Faults) validate() error {
 }
 
 // SetFaults replaces the standing faults and does those that happen once.
-func (s *Server) SetFaults(f Faults) error {
+func (s *Server) SetFaults(f Faults) error { return s.setFaults(f, nil) }
+
+// setFaults spares the connection on which the faults arrived.
+func (s *Server) setFaults(f Faults, spared *conn) error {
 	if err := f.validate(); err != nil {
 		return err
 	}
@@ -96,26 +99,26 @@ func (s *Server) SetFaults(f Faults) error {
 		if down == 0 {
 			down = 1000
 		}
-		s.crash(time.Duration(down) * time.Millisecond)
+		s.crash(time.Duration(down)*time.Millisecond, spared)
 	case restart:
-		s.restart()
+		s.restart(spared)
 	}
 	return nil
 }
 
 // restart is a new incarnation on the same address.
-func (s *Server) restart() {
+func (s *Server) restart(spared *conn) {
 	for _, r := range s.ranks {
 		r.restart()
 	}
-	s.listener.cut()
+	s.listener.cut(spared)
 }
 
 // crash resets all connections now and each new one until down has passed; the new
 // incarnation answers after that.
-func (s *Server) crash(down time.Duration) {
+func (s *Server) crash(down time.Duration, spared *conn) {
 	s.listener.setDown(true)
-	s.restart()
+	s.restart(spared)
 	s.downTimer.Reset(down)
 }
 
@@ -129,16 +132,15 @@ func (s *Server) serveFault(ctx *fasthttp.RequestCtx) {
 		s.fail(ctx, badRequest("", "fault: %v", err))
 		return
 	}
-	if err := f.validate(); err != nil {
+	peer, _ := ctx.Conn().(*conn)
+	if err := s.setFaults(f, peer); err != nil {
 		s.fail(ctx, badRequest("", "%v", err))
 		return
 	}
 	ctx.SetStatusCode(fasthttp.StatusNoContent)
 	if f.Crash || f.Restart {
-		// The connection of this request goes with the others, so the answer may be lost.
 		ctx.SetConnectionClose()
 	}
-	_ = s.SetFaults(f)
 }
 
 // strikes decides whether the faults change this generation request.

@@ -216,12 +216,13 @@ func TestFault_RestartIsANewProcess(t *testing.T) {
 
 func TestFault_CrashIsDownForAWhile(t *testing.T) {
 	s := start(t, Config{})
-	if err := s.SetFaults(Faults{Crash: true, DownMillis: 150}); err != nil {
-		t.Fatal(err)
-	}
+	setFaults(t, s, `{"crash":true,"down_ms":150}`)
 	if resp, err := client.Get(s.URL() + "/health"); err == nil {
 		resp.Body.Close()
 		t.Errorf("health is %d while down", resp.StatusCode)
+	}
+	if r := s.faults.Load(); r.Crash || r.DownMillis != 0 {
+		t.Errorf("what happens once is shown: %+v", r)
 	}
 	if !eventually(3*time.Second, func() bool {
 		resp, err := client.Get(s.URL() + "/health")

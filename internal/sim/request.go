@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -94,19 +95,25 @@ func (s *Server) json(ctx *fasthttp.RequestCtx, v any) {
 	ctx.SetBody(b)
 }
 
-// decode reads a JSON body as an engine's validation does.
+// decodeBody reads a JSON body as an engine's validation does.
 func decodeBody(ctx *fasthttp.RequestCtx, v any) *apiError {
 	if t := ctx.Request.Header.ContentType(); len(t) > 0 && !bytes.HasPrefix(t, []byte("application/json")) {
 		e := badRequest("", "Unsupported Media Type: Only 'application/json' is allowed")
 		e.typ = "Bad Request"
 		return e
 	}
-	if err := json.Unmarshal(ctx.PostBody(), v); err != nil {
-		e := badRequest("", "%v", err)
-		e.typ = "Bad Request"
-		return e
+	err := json.Unmarshal(ctx.PostBody(), v)
+	if err == nil {
+		return nil
 	}
-	return nil
+	e := badRequest("", "%v", err)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		field := strings.TrimPrefix(strings.TrimPrefix(wrong.Field, "genRequest."), "rendering.")
+		e = badRequest(field, "%s: a %s is not allowed here", field, wrong.Value)
+	}
+	e.typ = "Bad Request"
+	return e
 }
 
 // namespace resolves the requested model: the base model, or an adapter of it.

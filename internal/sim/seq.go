@@ -47,6 +47,7 @@ type Seq struct {
 	computed int               // tokens whose KV is in the table's blocks
 	table    []int32           // blocks, in order
 	stored   int               // blocks of table that are in the prefix cache
+	probed   int               // while waiting: blocks beyond table's end that were found last time
 	chain    []kv.SequenceHash // of the full blocks looked at so far
 	aborted  bool
 }

@@ -258,7 +258,7 @@ func (s *Server) Run(ctx context.Context) error {
 	_ = s.listener.Close()
 	if !s.drain() {
 		close(s.stop)
-		s.listener.cut()
+		s.listener.cut(nil)
 	}
 	stopEngines()
 	wg.Wait()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
 )
@@ -43,7 +44,9 @@ func (c *content) UnmarshalJSON(b []byte) error {
 		return nil
 	case len(b) > 0 && b[0] == '"':
 		p := part{}
-		if err := json.Unmarshal(b, &p.text); err != nil {
+		if inner := b[1 : len(b)-1]; bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
+			p.text = string(inner) // what most content is, without another pass of json
+		} else if err := json.Unmarshal(b, &p.text); err != nil {
 			return err
 		}
 		*c = content{p}
