@@ -158,6 +158,30 @@ func TestFC53_ResidencyIsKeptPerTier(t *testing.T) {
 	mustCheck(t, x)
 }
 
+// TestExact_TiersContinueInOrder: GPU, CPU, disk, and no tier twice, also where each
+// stretch is a run of its own.
+func TestExact_TiersContinueInOrder(t *testing.T) {
+	for _, length := range []int{40, 4 * maxRun} {
+		x, _ := newTestExact(1 << 30)
+		c := chainOf(length, 1)
+		at := func(i int) int { return length * i / 4 }
+		f := func(w kv.Worker, want kv.Overlap, tiers ...kv.Tier) {
+			t.Helper()
+			for i, tier := range tiers {
+				x.Apply(w, stored(tier, c, at(i), at(i+1)))
+			}
+			if got := overlapOf(x, w, c); got != want {
+				t.Errorf("%d blocks in tiers %v: %+v, want %+v", length, tiers, got, want)
+			}
+		}
+		q := uint32(length / 4)
+		f(0, kv.Overlap{GPU: q, CPU: q, Disk: 2 * q}, kv.TierGPU, kv.TierCPU, kv.TierDisk, kv.TierDisk)
+		f(1, kv.Overlap{GPU: q, Disk: q}, kv.TierGPU, kv.TierDisk, kv.TierCPU, kv.TierDisk)
+		f(2, kv.Overlap{CPU: q}, kv.TierCPU, kv.TierGPU, kv.TierGPU, kv.TierGPU)
+		f(3, kv.Overlap{Disk: 2 * q}, kv.TierDisk, kv.TierDisk, kv.TierCPU, kv.TierGPU)
+	}
+}
+
 // TestFC58_WorkersMeetInOurHashes: engines number their blocks as they like and cut
 // their events where they like; the prefix is one.
 func TestFC58_WorkersMeetInOurHashes(t *testing.T) {
@@ -298,6 +322,41 @@ func TestExact_BytesAreTheHeap(t *testing.T) {
 	}
 	f("long runs", 150, 3000)
 	f("short runs", 60_000, 3)
+}
+
+// TestExact_ShortenedRunsGiveMemoryBack: conversations whose tails are evicted keep
+// no room for them.
+func TestExact_ShortenedRunsGiveMemoryBack(t *testing.T) {
+	x, _ := newTestExact(1 << 30)
+	chains := make([][]kv.SequenceHash, 200)
+	for i := range chains {
+		chains[i] = chainOf(1000, uint64(i))
+		x.Apply(0, stored(kv.TierGPU, chains[i], 0, 1000))
+	}
+	full := x.budget.used.Load()
+	for _, c := range chains {
+		x.Apply(0, removed(kv.TierGPU, c[20:]...))
+	}
+	if got := x.budget.used.Load(); got > full/4 {
+		t.Errorf("%d of %d bytes stay for 2 %% of the blocks", got, full)
+	}
+	for i, c := range chains { // events of 256 ask for more room than they fill
+		x.Apply(0, removed(kv.TierGPU, c...))
+		chains[i] = nil
+		c = slices.Concat(chainOf(10, uint64(i), 1), c[500:700])
+		x.Apply(1, stored(kv.TierGPU, c[10:], 0, 200))
+		x.Apply(0, stored(kv.TierGPU, c, 0, 210))
+	}
+	words := 0
+	for id := x.runs.skip(1); id < x.runs.end(); id++ {
+		if r := x.runs.get(id); r.n > 0 {
+			words += classWords[r.class]
+		}
+	}
+	if words > 2*x.blocks {
+		t.Errorf("%d words hold %d blocks", words, x.blocks)
+	}
+	mustCheck(t, x)
 }
 
 func TestExact_DecayedOldest(t *testing.T) {

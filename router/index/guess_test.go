@@ -205,6 +205,25 @@ func TestApproximate_BytesAreTheHeap(t *testing.T) {
 	f("long prompts", 300, 3, 1500)
 }
 
+// TestApproximate_SweepFollowsTheQueue: an entry that moves or leaves between two
+// slices of a Drop does not take the sweep with it.
+func TestApproximate_SweepFollowsTheQueue(t *testing.T) {
+	a, _ := newTestApproximate(1 << 20)
+	for i := range uint64(3) {
+		a.Learn(0, chainOf(64, 10+i), nil)
+	}
+	a.sweep = a.old
+	second, third := a.old.younger, a.young
+	a.Learn(0, chainOf(64, 10), nil) // the oldest becomes the youngest
+	if a.sweep != second {
+		t.Error("the sweep moved with its entry")
+	}
+	a.remove(second)
+	if a.sweep != third {
+		t.Error("the sweep stays at an entry that is gone")
+	}
+}
+
 func TestApproximate_Concurrent(t *testing.T) {
 	a, _ := newTestApproximate(200 << 10)
 	var all sync.WaitGroup

@@ -295,8 +295,12 @@ func (x *Exact) check() error {
 	}
 	used := 0
 	for c, m := range x.arena.meta {
-		if x.arena.chunks[c] != nil {
-			used += int(m.used)
+		if x.arena.chunks[c] == nil || int32(c) == x.arena.spare {
+			continue
+		}
+		used += int(m.used)
+		if room := m.free != 0 || (int(m.bump)+1)*classWords[m.class] <= chunkWords; room != m.listed {
+			return fmt.Errorf("arena chunk %d: room %v, listed %v", c, room, m.listed)
 		}
 	}
 	if used != len(extents) {
