@@ -30,8 +30,8 @@ type booking interface {
 // relay passes a stream on as it comes and reads along. Without cut, a Read is the
 // worker's Read: no byte is copied, held back or changed.
 type relay struct {
-	src    io.Reader
-	lease  booking
+	src   io.Reader
+	lease booking
 	// broken returns what the stream ends with when the worker failed with err; midway
 	// says that it stands within an event.
 	broken func(err error, midway bool) []byte

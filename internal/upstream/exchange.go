@@ -244,7 +244,7 @@ func (r *Response) Wait() error {
 // Read gives what has arrived of the body. Its error is io.EOF at the end that the framing
 // states, else an *Error.
 func (r *Response) Read(p []byte) (int, error) {
-	if r.body.br.Buffered() == 0 && r.limit == "idle_timeout" {
+	if r.limit == "idle_timeout" {
 		if now := time.Now(); now.Sub(r.armed) > r.timeout/idleArm {
 			r.arm(now)
 		}
