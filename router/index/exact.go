@@ -92,18 +92,16 @@ func (x *Exact) makeWorker(w kv.Worker) *worker {
 	return x.workers[w]
 }
 
-// Apply records one event of w. Unknown removals and repeated stores change nothing.
+// Apply records one event of w. Unknown removals, repeated stores and events of a tier
+// that does not exist change nothing.
 // refused counts the blocks of a stored event that were not taken because of the bytes
 // cap; the worker's coverage is then partial.
 func (x *Exact) Apply(w kv.Worker, e kv.Event) (refused int) {
-	if e.Tier >= kv.Tiers {
+	if e.Kind != kv.EventCleared && (e.Tier >= kv.Tiers || len(e.Hashes) == 0) {
 		return 0
 	}
 	switch e.Kind {
 	case kv.EventStored:
-		if len(e.Hashes) == 0 {
-			return 0
-		}
 		ws := x.makeWorker(w)
 		ws.changing.Lock()
 		defer ws.changing.Unlock()

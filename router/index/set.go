@@ -35,6 +35,8 @@ type Set struct {
 
 	adding      sync.Mutex
 	exact       atomic.Pointer[[]sized] // replaced as a whole, under adding
+	none        *Exact                  // refuses everything; for block sizes past maxSizes
+	nothing     budget                  // of none
 	approximate *Approximate
 	predicted   *Predicted
 }
@@ -43,6 +45,10 @@ type sized struct {
 	blockSize int
 	index     *Exact
 }
+
+// maxSizes bounds the block sizes of a set: feeds name them, and each costs 0.2 MB. The
+// blocks of further ones are refused and counted.
+const maxSizes = 64
 
 // NewSet returns an empty set.
 func NewSet(cfg Config) *Set {
@@ -73,6 +79,12 @@ func (s *Set) Exact(blockSize int) *Exact {
 	old := *s.exact.Load()
 	if x := find(old, blockSize); x != nil {
 		return x
+	}
+	if len(old) == maxSizes {
+		if s.none == nil {
+			s.none = newExact(&s.nothing, s.cfg.Now, rand.Uint64())
+		}
+		return s.none
 	}
 	x := newExact(&s.budget, s.cfg.Now, rand.Uint64())
 	next := append(old[:len(old):len(old)], sized{blockSize, x})
@@ -116,7 +128,7 @@ type Stats struct {
 	Memberships int   `json:"memberships"` // (worker, tier, block) triples
 	Bytes       int64 `json:"bytes"`       // memory of the exact indexes
 	MaxBytes    int64 `json:"max_bytes"`
-	Refused     int64 `json:"refused"` // blocks not taken because of MaxBytes
+	Refused     int64 `json:"refused"` // blocks not taken because of MaxBytes (or too many block sizes)
 
 	Sizes []SizeStats `json:"sizes,omitempty"` // the exact indexes one by one
 
@@ -141,7 +153,7 @@ func (s *Set) Stats() Stats {
 	st := Stats{
 		Bytes:    s.budget.used.Load(),
 		MaxBytes: s.budget.max,
-		Refused:  s.budget.refused.Load(),
+		Refused:  s.budget.refused.Load() + s.nothing.refused.Load(),
 	}
 	s.Each(func(blockSize int, x *Exact) {
 		x.mu.RLock()

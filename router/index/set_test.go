@@ -29,6 +29,43 @@ func TestSet_OneExactIndexPerBlockSize(t *testing.T) {
 	}
 }
 
+func TestSet_BlockSizesAreBounded(t *testing.T) {
+	s := NewSet(Config{})
+	c := chainOf(10, 1)
+	for size := 1; size <= maxSizes+3; size++ {
+		x := s.Exact(size)
+		want := 0
+		if size > maxSizes {
+			want = 10
+		}
+		if refused := x.Apply(0, stored(kv.TierGPU, c, 0, 10)); refused != want {
+			t.Fatalf("block size %d: %d blocks refused, want %d", size, refused, want)
+		}
+	}
+	if st := s.Stats(); len(st.Sizes) != maxSizes || st.Refused != 30 {
+		t.Errorf("%d block sizes, %d blocks refused, want %d and 30", len(st.Sizes), st.Refused, maxSizes)
+	}
+	if s.Exact(16) == s.Exact(maxSizes+1) || s.Exact(maxSizes+1) != s.Exact(maxSizes+2) {
+		t.Error("block sizes past the bound do not share the index that refuses")
+	}
+}
+
+func TestExact_EventsOfNoTierChangeNothing(t *testing.T) {
+	x, _ := newTestExact(1 << 30)
+	c := chainOf(10, 1)
+	x.Apply(0, stored(kv.Tiers, c, 0, 10))
+	x.Apply(0, removed(kv.Tiers, c...))
+	x.Apply(0, kv.Event{Kind: 99})
+	if x.blocks != 0 {
+		t.Errorf("%d blocks", x.blocks)
+	}
+	x.Apply(0, stored(kv.TierGPU, c, 0, 10))
+	x.Apply(0, kv.Event{Kind: kv.EventCleared, Tier: 77})
+	if x.blocks != 0 {
+		t.Errorf("cleared: %d blocks stay", x.blocks)
+	}
+}
+
 func TestSet_DropReachesEveryIndex(t *testing.T) {
 	s := NewSet(Config{})
 	c := chainOf(70, 1)
