@@ -10,8 +10,12 @@ import (
 // serve answers one HTTP request.
 func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	path := string(ctx.Path())
-	if path == "/fault" {
+	switch path {
+	case "/fault":
 		s.serveFault(ctx)
+		return
+	case "/cache":
+		s.serveCache(ctx)
 		return
 	}
 	if !s.authorized(ctx, path) {
