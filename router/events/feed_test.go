@@ -22,7 +22,7 @@ func TestFeed_FollowsStoresRemovesAndClears(t *testing.T) {
 	if s := r.status(w1); s.BlockSize != bs || s.Relay != "r1" || s.Seq == 0 || s.Blocks != 0 {
 		t.Fatalf("status = %+v", s)
 	}
-	if r.counter("deltas_total") < 4 || r.counter("connected") != 1 {
+	if r.counter("deltas_total") < 3 || r.counter("connected") != 1 {
 		t.Fatalf("deltas %v, connected %v", r.counter("deltas_total"), r.counter("connected"))
 	}
 }

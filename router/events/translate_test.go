@@ -476,13 +476,13 @@ func (m *copies) step() kvwire.Event {
 }
 
 func TestTranslate_EqualsNaiveModel(t *testing.T) {
-	for seed := range uint64(50) {
+	for seed := range uint64(20) {
 		m := &copies{
 			rng: rand.New(rand.NewPCG(seed, 1)), count: map[string]int{},
 			toks: map[string][]uint32{}, hash: map[string]kvwire.EngineHash{},
 		}
 		r := newRun(t, TranslatorConfig{})
-		for step := range 200 {
+		for step := range 150 {
 			r.apply(m.step())
 			want := make(map[kv.SequenceHash]bool)
 			for p := range m.count {
