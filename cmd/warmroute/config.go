@@ -200,9 +200,6 @@ func (c *config) validate() error {
 // loadConfig merges defaults, file, environment and flags.
 func loadConfig(path string, given *pflag.FlagSet) (config, error) {
 	c := defaultConfig()
-	if path == "" {
-		path = os.Getenv("WARMROUTE_CONFIG")
-	}
 	if path != "" {
 		if err := c.loadFile(path); err != nil {
 			return c, err

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"github.com/warmroute/warmroute/internal/script"
 )
@@ -92,4 +95,24 @@ func TestVersion(t *testing.T) {
 	if err != nil || !strings.HasPrefix(out, "warmroute ") || strings.Count(out, "\n") != 1 {
 		t.Errorf("%q %v", out, err)
 	}
+}
+
+// flagTable lists the flags of serve as the README shows them.
+func flagTable() string {
+	var b strings.Builder
+	b.WriteString("| flag | default | what it does |\n|---|---|---|\n")
+	newServe().Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Name == "help" {
+			return
+		}
+		_, usage := pflag.UnquoteUsage(f)
+		shown := f.DefValue
+		if shown == "" || shown == "[]" || shown == "false" || shown == "0" {
+			shown = ""
+		} else {
+			shown = "`" + shown + "`"
+		}
+		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, shown, strings.ReplaceAll(usage, "|", `\|`))
+	})
+	return b.String()
 }

@@ -22,6 +22,14 @@ const reloadQuiet = 200 * time.Millisecond
 type reloader struct {
 	path  string
 	given *pflag.FlagSet
+	last  []byte // content that is in force
+}
+
+// newReloader notes the file's content; it is called before the configuration is read,
+// so that no change in between is missed.
+func newReloader(path string, given *pflag.FlagSet) reloader {
+	last, _ := os.ReadFile(path) // loadConfig reports the error
+	return reloader{path: path, given: given, last: last}
 }
 
 // run calls apply with each new valid configuration until ctx ends. An invalid one is
@@ -44,9 +52,8 @@ func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) 
 			changed = watcher.Events
 		}
 	}
-	last, _ := os.ReadFile(r.path)
-	quiet := time.NewTimer(time.Hour)
-	quiet.Stop()
+	last := r.last
+	quiet := time.NewTimer(reloadQuiet)
 	defer quiet.Stop()
 	for {
 		select {
@@ -57,7 +64,7 @@ func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) 
 			continue
 		case <-quiet.C:
 			raw, err := os.ReadFile(r.path)
-			if err != nil || string(raw) == string(last) {
+			if r.path == "" || err != nil || string(raw) == string(last) {
 				continue
 			}
 			last = raw

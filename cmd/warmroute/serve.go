@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,6 +47,10 @@ workers. SIGTERM drains; a second signal exits at once.`,
   warmroute serve --nats nats://nats:4222 --config warmroute.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if path == "" {
+				path = os.Getenv("WARMROUTE_CONFIG")
+			}
+			reload := newReloader(path, cmd.Flags())
 			cfg, err := loadConfig(path, cmd.Flags())
 			if err != nil {
 				return &usageError{err}
@@ -59,7 +64,7 @@ workers. SIGTERM drains; a second signal exits at once.`,
 			if err != nil {
 				return err
 			}
-			return p.run(cmd.Context(), reloader{path: path, given: cmd.Flags()})
+			return p.run(cmd.Context(), reload)
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "YAML `file`; deploy/warmroute.yaml is the reference")

@@ -186,11 +186,12 @@ func TestServe_ReloadsWorkers(t *testing.T) {
 	}
 	write("simulate: 1\n")
 	given := pflag.NewFlagSet("", pflag.ContinueOnError)
+	reload := newReloader(path, given)
 	cfg, err := loadConfig(path, given)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := startServer(t, 1, cfg, reloader{path: path, given: given})
+	s := startServer(t, 1, cfg, reload)
 	workers := func() string { return text(t, s.admin+"/debug/workers") }
 
 	write(fmt.Sprintf("simulate: 1\nworkers: [{id: extra, url: %q}]\n", extra.workers[0].URL))
