@@ -99,8 +99,9 @@ type feed struct {
 
 func newFeed(c *Consumer, rank kv.WorkerRank) *feed {
 	f := &feed{c: c, rank: rank, w: c.cfg.Workers.Hold(rank), q: newQueue(), log: c.cfg.Logger.With("worker", rank.String())}
-	f.mu.status = FeedStatus{Rank: rank, State: FeedNone}
 	f.lastHeard = c.cfg.Now()
+	f.mu.status = FeedStatus{Rank: rank}
+	f.mu.status.State, f.mu.status.Reason = f.standing(false)
 	return f
 }
 
@@ -208,6 +209,7 @@ func (f *feed) follow(h *heard) {
 	f.subject = f.c.subjects.deltas(h.a.Worker, h.rank.Rank)
 	f.state = f.c.subjects.state(h.a.Worker, h.rank.Rank)
 	f.leaveEpoch()
+	f.past = [4]uint64{} // of another relay
 	f.lastHeard = f.c.cfg.Now()
 	sub, err := f.link.nc.Subscribe(f.subject, func(m *nats.Msg) { f.q.put(item{delta: m.Data}) })
 	if err != nil {

@@ -227,6 +227,17 @@ func (r *rig) consume(cfg rigConfig) {
 		r.consumer.timing = *cfg.timing
 	}
 	r.stop = inBackground(r.t, r.consumer.Run)
+	eventually(r.t, 5*time.Second, "subscribed", func() bool { return r.counter("connected") == 1 })
+}
+
+// attach announces a relay and waits until the consumer follows it.
+func (r *rig) attach(h *handRelay) {
+	r.t.Helper()
+	h.announce(nil)
+	epoch := h.s.info().Epoch
+	eventually(r.t, 5*time.Second, "followed", func() bool {
+		return r.status(kv.WorkerRank{ID: h.cfg.Worker}).Epoch == epoch
+	})
 }
 
 // relay starts a relay of e on conn.

@@ -179,6 +179,9 @@ func (f *feed) swap(h header) {
 	}
 	f.resync, f.synced, f.based = nil, true, true
 	for _, msg := range rs.buffered {
+		if h, err := f.dec.open(msg); err == nil && h.epoch == f.epoch && h.seq <= f.seq {
+			continue // the answer includes it
+		}
 		f.delta(msg)
 	}
 }
