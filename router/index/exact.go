@@ -191,7 +191,7 @@ func (x *Exact) storeLocked(w kv.Worker, e kv.Event, n int, now uint32, keep boo
 			at, known = next+place(m-1), true
 		} else {
 			e.Hashes = hashes[i:]
-			at, m, taken = x.storeUnknown(w, e, at, known, now)
+			at, m, taken = x.storeUnknown(w, e, at, known, now, keep)
 			known = taken
 		}
 		if !taken {
@@ -225,7 +225,7 @@ func (x *Exact) storeKnown(w kv.Worker, t kv.Tier, hashes []kv.SequenceHash, p p
 // that is: behind e's parent if that is the tail of its run, else as a run of its own.
 // It returns the place of the last one and how many; where memory is refused, m blocks
 // are passed over and not taken.
-func (x *Exact) storeUnknown(w kv.Worker, e kv.Event, parent place, known bool, now uint32) (last place, m int, taken bool) {
+func (x *Exact) storeUnknown(w kv.Worker, e kv.Event, parent place, known bool, now uint32, keep bool) (last place, m int, taken bool) {
 	var id uint32
 	var r *run
 	if known {
@@ -248,7 +248,7 @@ func (x *Exact) storeUnknown(w kv.Worker, e kv.Event, parent place, known bool, 
 		x.runs.release(id)
 		return 0, 1, false
 	}
-	if m == 0 || !x.cover(r, e.Tier, w, from, from+m, now, false) {
+	if m == 0 || !x.cover(r, e.Tier, w, from, from+m, now, keep) {
 		x.trim(id, r)
 		return 0, max(m, 1), false
 	}
