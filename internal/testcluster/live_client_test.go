@@ -91,7 +91,9 @@ type answer struct {
 // user is a client with connections of its own.
 type user struct{ http *http.Client }
 
-func newUser() *user { return &user{&http.Client{Transport: &http.Transport{DisableCompression: true}}} }
+func newUser() *user {
+	return &user{&http.Client{Transport: &http.Transport{DisableCompression: true}}}
+}
 
 func (u *user) close() { u.http.CloseIdleConnections() }
 

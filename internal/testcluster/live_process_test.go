@@ -196,13 +196,6 @@ func (p *process) stop() int {
 	return p.exitCode()
 }
 
-// restart kills the process and starts it again.
-func (p *process) restart() {
-	p.t.Helper()
-	p.kill()
-	p.start()
-}
-
 // wait returns false when the process still runs after the limit.
 func (p *process) wait(limit time.Duration) bool {
 	p.mu.Lock()

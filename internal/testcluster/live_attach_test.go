@@ -1,0 +1,174 @@
+package testcluster_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// warm fills the workers with conversations that no proxy has seen.
+func warm(t *testing.T, workers []*liveWorker, seed uint64) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i, w := range workers {
+		wg.Go(func() {
+			u := newUser()
+			defer u.close()
+			for k := range 5 {
+				c := newChat(seed+uint64(100*i+k), 400, 8)
+				for range 2 {
+					c.say(30)
+					if a := u.turn(t.Context(), w.url, c); a.outcome != whole {
+						t.Errorf("%s, asked directly: %v: %s", w.id, a.outcome, a.reason)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestLive_AttachToWarmEngine attaches a proxy to engines that have been at work and have
+// no replay socket. What they hold from before cannot be known, and the proxy says so and
+// how to mend it; new conversations still return to their worker.
+func TestLive_AttachToWarmEngine(t *testing.T) {
+	var workers []*liveWorker
+	var args []string
+	for i := range 3 {
+		w := startWorker(t, fmt.Sprintf("w%d", i+1), eventsOnly, "--speed-up", "10")
+		workers = append(workers, w)
+		args = append(args, "-w", w.flag(true))
+	}
+	warm(t, workers, 1)
+	p := startProxy(t, "proxy", args...)
+	waitFor(t, "the relays to listen", func() error { return p.knows("partial", workers...) })
+
+	const chats, turns = 20, 4
+	var mu sync.Mutex
+	returned, later := 0, 0
+	var wg sync.WaitGroup
+	for client := range 4 {
+		wg.Go(func() {
+			u := newUser()
+			defer u.close()
+			for k := range chats / 4 {
+				c := newChat(uint64(1000+100*client+k), 500, 12)
+				first := ""
+				for turn := range turns {
+					c.say(40)
+					a := u.turn(t.Context(), p.url, c)
+					if a.outcome != whole {
+						t.Errorf("%v: %s", a.outcome, a.reason)
+						return
+					}
+					if turn == 0 {
+						first = a.worker
+						continue
+					}
+					mu.Lock()
+					later++
+					if a.worker == first {
+						returned++
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d of %d later turns returned to their worker", returned, later)
+	if later != chats*(turns-1) || returned*100 < later*95 {
+		t.Errorf("%d of %d later turns returned to their worker, 95%% are promised", returned, later)
+	}
+	for _, w := range workers {
+		f, err := p.feed(w.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.State != "partial" || !strings.Contains(f.Reason, "replay_endpoint") || f.Blocks == 0 {
+			t.Errorf("feed of %s is %s with %d blocks: %q", w.id, f.State, f.Blocks, f.Reason)
+		}
+	}
+}
+
+// TestLive_AttachWithReplaySocket: with a replay socket everything from before is known.
+func TestLive_AttachWithReplaySocket(t *testing.T) {
+	t.Parallel()
+	workers := []*liveWorker{
+		startWorker(t, "w1", eventsAndReplay, "--speed-up", "10"),
+		startWorker(t, "w2", eventsAndReplay, "--speed-up", "10", "--like", "sglang"),
+	}
+	warm(t, workers, 2)
+	p := startProxy(t, "proxy", "-w", workers[0].flag(true), "-w", workers[1].flag(true))
+	waitFor(t, "complete feeds", func() error { return p.knows("complete", workers...) })
+	settle(t, p, workers)
+}
+
+// TestLive_RelayKeepsStateOverItsRestart: where the engine has no replay socket but the
+// relay a state_dir, a relay that stops and starts again while the engine lives is
+// complete again with the engine's next event, and the proxy's index is exact.
+func TestLive_RelayKeepsStateOverItsRestart(t *testing.T) {
+	t.Parallel()
+	n := startNATS(t)
+	w := startWorker(t, "w1", eventsOnly, "--speed-up", "10")
+	relay := startRelay(t, w, n, "--state-dir", t.TempDir())
+	p := startProxy(t, "proxy", "--nats", n.url(), "-w", w.flag(false))
+	waitFor(t, "the relay to be heard", func() error {
+		f, err := p.feed(w.id)
+		if err == nil && !strings.Contains(f.Reason, "no KV event yet") {
+			err = fmt.Errorf("feed is %s: %s", f.State, f.Reason)
+		}
+		return err
+	})
+	warm(t, []*liveWorker{w}, 3)
+	waitFor(t, "a complete feed", func() error { return p.knows("complete", w) })
+	settle(t, p, []*liveWorker{w})
+
+	if code := relay.stop(); code != 0 {
+		t.Errorf("relay ended with code %d", code)
+	}
+	waitFor(t, "the stopped relay to be seen", func() error { return p.knows("stale", w) })
+	relay.start()
+	waitFor(t, "the relay to be back", func() error {
+		f, err := p.feed(w.id)
+		if err == nil && f.State != "partial" {
+			err = fmt.Errorf("feed is %s: %s", f.State, f.Reason)
+		}
+		return err
+	})
+	// Until the engine proves that it is the same process, nothing is credited.
+	if f, err := p.feed(w.id); err != nil || f.Blocks != 0 || !strings.Contains(f.Reason, "state_dir") {
+		t.Errorf("before the engine's next event: %+v (%v)", f, err)
+	}
+	warm(t, []*liveWorker{w}, 4)
+	waitFor(t, "a complete feed", func() error { return p.knows("complete", w) })
+	settle(t, p, []*liveWorker{w})
+}
+
+// TestLive_FarewellOfARelay: a relay that stops says so, and its worker's blocks stay
+// until they are 15 s old.
+func TestLive_FarewellOfARelay(t *testing.T) {
+	t.Parallel()
+	n := startNATS(t)
+	w := startWorker(t, "w1", eventsAndReplay, "--speed-up", "10")
+	relay := startRelay(t, w, n)
+	p := startProxy(t, "proxy", "--nats", n.url(), "-w", w.flag(false))
+	warm(t, []*liveWorker{w}, 5)
+	waitFor(t, "a complete feed", func() error { return p.knows("complete", w) })
+	relay.stop()
+	from := time.Now()
+	waitFor(t, "the stopped relay to be seen", func() error { return saysDegraded(p, "has stopped") })
+	if f, err := p.feed(w.id); err != nil || f.Blocks == 0 && time.Since(from) < 10*time.Second {
+		t.Errorf("%+v (%v)", f, err)
+	}
+	// Requests are served all the while.
+	c := newChat(6, 100, 8)
+	c.say(10)
+	u := newUser()
+	defer u.close()
+	if a := u.turn(t.Context(), p.url, c); a.outcome != whole {
+		t.Errorf("%v: %s", a.outcome, a.reason)
+	}
+}
