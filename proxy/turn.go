@@ -310,7 +310,7 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 		return errWorkerLeft
 	}
 	t.worker = w
-	edit := openai.Edit{IncludeUsage: w.ReportsUsage()}
+	edit := openai.Edit{IncludeUsage: w.ReportsUsage(), RemoveHints: true}
 	t.cut = edit.IncludeUsage && t.req.Stream && !t.req.IncludeUsage
 	if edit.Needed(t.req) {
 		body = openai.Rewrite(make([]byte, 0, len(body)+64), body, t.req, edit)
