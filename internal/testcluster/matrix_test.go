@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/warmroute/warmroute/internal/sim"
 	"github.com/warmroute/warmroute/router"
 )
 
@@ -208,6 +209,47 @@ func TestRouting_AgentsNearCapacity(t *testing.T) {
 			if kv >= other {
 				t.Errorf("%s: mean %s of kv %.2f s, of least-loaded %.2f s", c.name, name, kv, other)
 			}
+		}
+	}
+}
+
+// TestRouting_OtherFleets asks whether the claim survives where the cost model's
+// assumptions do not hold: prefill and decode times that are not linear, an engine
+// that caches at other moments, two proxies that do not see each other's bookings.
+func TestRouting_OtherFleets(t *testing.T) {
+	conversations, seeds := 16, 1
+	if full {
+		conversations, seeds = 100, 3
+	}
+	var cells []*cell
+	add := func(name string, cfg Config) {
+		cfg.Stagger = stagger
+		cells = append(cells, &cell{
+			name: fmt.Sprintf("seed, c=%d, %s", cfg.Concurrency, name), seeds: seeds, config: cfg,
+			modes:    []router.Mode{router.ModeKV, router.ModeLeastLoaded},
+			workload: func(seed uint64) Workload { return Seed(conversations, seed) },
+		})
+	}
+	add("polynomial", Config{Concurrency: 8, Engine: sim.EngineConfig{Profile: sim.PolynomialProfile{}}})
+	if full {
+		add("polynomial", Config{Concurrency: 32, Engine: sim.EngineConfig{Profile: sim.PolynomialProfile{}}})
+		for _, concurrency := range []int{8, 32} {
+			add("SGLang", Config{Concurrency: concurrency, Engine: sim.EngineConfig{Personality: sim.SGLang}})
+			add("two proxies", Config{Concurrency: concurrency, Routers: 2})
+		}
+	}
+	run(t, cells)
+	t.Logf("means over %d seeds\n%s", seeds, table(cells))
+	if full {
+		save(t, "routing-fleets.json", cells)
+	}
+	for _, c := range cells {
+		kv, other := c.mean(router.ModeKV, e2e), c.mean(router.ModeLeastLoaded, e2e)
+		if kv > 1.08*other {
+			t.Errorf("%s: E2E %.2f s, want within 8 %% of least-loaded's %.2f", c.name, kv, other)
+		}
+		if kv, other := c.mean(router.ModeKV, reuse), c.mean(router.ModeLeastLoaded, reuse); kv < other {
+			t.Errorf("%s: reuse %.3f, of least-loaded %.3f", c.name, kv, other)
 		}
 	}
 }
