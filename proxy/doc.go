@@ -8,9 +8,10 @@
 //	   └── bytes as they come ◀── relay (scan: first token, usage) ┘
 //
 // Bytes pass through. A request is changed only by splicing the fields that we own: the
-// model where an alias stands for it, and stream_options.include_usage where the client
-// did not ask for usage; the frame that this adds to the stream is cut out again, and the
-// model's name in a response stays as the worker wrote it.
+// model where an alias stands for it, the hint speculative_prefill, which is for us, and
+// stream_options.include_usage where the client did not ask for usage; the frame that this
+// adds to the stream is cut out again, and the model's name in a response stays as the
+// worker wrote it.
 //
 // A turn (one request, all its attempts) owns the watch on the client, the context that
 // ends the worker's side, and one lease per attempt. It ends exactly once, on whichever
