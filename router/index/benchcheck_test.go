@@ -36,6 +36,7 @@ var figures = []figure{
 	{"overlap, cold miss, p50", "µs", 0.1, 1, false},
 	{"allocations per overlap", "", 0, 0, false},
 	{"reader p99 beside a writer of 1 M block-ops/s", "µs", 15, 60, false},
+	{"the writer beside that reader", "M block-ops/s", 0.95, 0.5, true},
 	{"apply, building in events of 128", "M block-ops per CPU s", 8, 4, true},
 	{"apply, churning in events of 16", "M block-ops per CPU s", 8, 4, true},
 	{"apply of an event of 128 during growth, p99", "ms", 0.1, 0.5, false},
@@ -178,7 +179,9 @@ func measure(memberships int) map[string]float64 {
 	dst := make([]kv.Overlap, 64)
 	got["overlap, cold miss, p50"] = us(quantile(l.misses(n), 0.5))
 	got["allocations per overlap"] = testing.AllocsPerRun(100, func() { l.x.Overlap(l.convs[0].chain, dst) })
-	got["reader p99 beside a writer of 1 M block-ops/s"] = us(quantile(l.besideWriter(n), 0.99))
+	times, rate := l.besideWriter(n)
+	got["reader p99 beside a writer of 1 M block-ops/s"] = us(quantile(times, 0.99))
+	got["the writer beside that reader"] = rate / 1e6
 
 	drop, wait := l.dropOne(3)
 	got["Drop of 1/64 of the content"] = ms(drop)
@@ -249,9 +252,11 @@ func (l *load) misses(n int) []time.Duration {
 	return times
 }
 
-// besideWriter times n queries while a writer changes 1 M blocks a second.
-func (l *load) besideWriter(n int) []time.Duration {
+// besideWriter times n queries, or more until 100 ms are over, while a writer is to
+// change 1 M blocks a second, and returns the rate that it reached.
+func (l *load) besideWriter(n int) (times []time.Duration, rate float64) {
 	var stop atomic.Bool
+	var wrote int
 	done := make(chan struct{})
 	// The writer takes the second half, so that the queries' conversations rest.
 	half := len(l.convs) / 2
@@ -261,13 +266,17 @@ func (l *load) besideWriter(n int) []time.Duration {
 	reader.rng = newLoad(1, 1, true).rng
 	go func() {
 		defer close(done)
-		writer.churn(1<<30, 1e6, &stop)
+		wrote, _ = writer.churn(1<<30, 1e6, &stop)
 	}()
-	times := reader.queries(n, 1600)
+	began := time.Now()
+	for len(times) < n || time.Since(began) < 100*time.Millisecond {
+		times = append(times, reader.queries(min(n, 1000), 1600)...)
+	}
 	stop.Store(true)
 	<-done
+	rate = float64(wrote) / time.Since(began).Seconds()
 	copy(l.convs[half:], writer.convs)
-	return times
+	return times, rate
 }
 
 // dropOne drops one worker while a reader queries, and returns how long that took and
