@@ -177,6 +177,13 @@ func (e *engine) clear() {
 	e.publish(cleared())
 }
 
+// subscribed waits until a relay is subscribed: without a replay socket, what is
+// published before is lost.
+func (e *engine) subscribed() {
+	e.t.Helper()
+	eventually(e.t, 10*time.Second, "subscribed to the engine", func() bool { return e.pub.Stats().Subscribers > 0 })
+}
+
 // restart is another process of the engine.
 func (e *engine) restart() {
 	e.reset()
@@ -389,4 +396,31 @@ next:
 	}
 	t.Fatal("no free ports")
 	return 0
+}
+
+// announcements sends what arrives on the announcements' subject to c.
+func announcements(c chan<- Announcement) nats.MsgHandler {
+	return func(m *nats.Msg) {
+		var a Announcement
+		if decodeJSON(m.Data, &a, &a.V) == nil {
+			c <- a
+		}
+	}
+}
+
+// await reads c until a value is right.
+func await[T any](t *testing.T, c <-chan T, right func(T) bool) {
+	t.Helper()
+	deadline := time.After(5 * time.Second)
+	var last T
+	for {
+		select {
+		case last = <-c:
+			if right(last) {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("not within 5 s; last was %+v", last)
+		}
+	}
 }

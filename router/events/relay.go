@@ -178,6 +178,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return fmt.Errorf("relay of %s: subscribe: %w", r.cfg.Worker, err)
 	}
 	defer sub.Unsubscribe()
+	r.fitMessages()
 	g, ctx := errgroup.WithContext(ctx)
 	for i, k := range r.sockets {
 		g.Go(func() error { return k.sub.Run(ctx, k) })

@@ -57,7 +57,7 @@ type stream struct {
 		resume    *restored      // loaded from state_dir and not confirmed
 		dirty     bool           // changed since it was saved
 		shared    bool           // several ranks arrive at the feeder: positions are not its own
-		told      uint64         // epoch that was announced
+		told      told
 		stats     TranslatorStats
 		complete  bool
 		snapshot  cachedSnapshot
@@ -158,12 +158,20 @@ func (s *stream) noteLocked() {
 		} else {
 			s.log.Warn("KV events are partial", "reason", reason)
 		}
+	}
+	if now := (told{s.mu.epoch, s.mu.lack, s.mu.complete, s.mu.link, s.mu.tr.BlockSize()}); now != s.mu.told {
+		s.mu.told = now
 		notify(s.changed)
 	}
-	if s.mu.epoch != s.mu.told {
-		s.mu.told = s.mu.epoch
-		notify(s.changed)
-	}
+}
+
+// told is what proxies should hear of at once when it changes.
+type told struct {
+	epoch     uint64
+	lack      lack
+	complete  bool
+	link      string
+	blockSize int
 }
 
 // notify wakes the reader of a channel of capacity 1.
