@@ -102,9 +102,8 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		sendRank: len(k.worker.ranks) > 1,
 		talk:     q.talk, returning: q.returning,
 		blockSize: k.blockSize(), exact: w.exact,
-		prompt: s.tokens, uncached: w.in.prompt - w.in.overlap,
-		prefill: w.terms.prefill,
-		stream:  q.req.Stream, alone: k.inflight == 0, booked: q.now,
+		prompt: s.tokens, prefill: w.terms.prefill,
+		stream: q.req.Stream, alone: k.inflight == 0, booked: q.now,
 	}
 	if w.chained != nil {
 		l.chain = w.chained.chain
@@ -130,14 +129,7 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		k.calmSince.Store(notCalm)
 	}
 	k.prefill = append(k.prefill, l)
-	k.booked += l.uncached
-	if l.uncached > 0 {
-		k.window.start(q.now)
-		if !l.stream {
-			k.window.blind++
-			k.window.reset(q.now)
-		}
-	}
+	k.expectLocked(l, w.in.prompt-w.in.overlap, q.now)
 	if len(l.ids) > 0 {
 		l.prediction, l.predicted = r.cfg.Index.Predicted().Add(k.num, l.ids), q.now
 		if next := q.now.Add(extendEvery); len(k.prefill) == 1 || next.Before(k.extendAt) {
@@ -145,6 +137,22 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		}
 	}
 	return l
+}
+
+// expectLocked adds tokens to what k must compute for l.
+func (k *rank) expectLocked(l *Lease, tokens float64, now time.Time) {
+	if tokens <= 0 {
+		return
+	}
+	if l.uncached == 0 {
+		k.window.start(now)
+		if !l.stream {
+			k.window.blind++
+			k.window.reset(now)
+		}
+	}
+	l.uncached += tokens
+	k.booked += tokens
 }
 
 // backlog returns the tokens booked on k that wait for their first token. The oldest
@@ -243,9 +251,7 @@ func (k *rank) inheritLocked(l *Lease, i int, at time.Time) {
 		if n == 0 || n > len(l.ids) || n > len(m.ids) || l.ids[n-1] != m.ids[n-1] {
 			continue
 		}
-		more := min(undone, float64(n)*m.unitSize)
-		m.uncached += more
-		k.booked += more
+		k.expectLocked(m, min(undone, float64(n)*m.unitSize), at)
 		return
 	}
 }

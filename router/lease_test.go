@@ -154,3 +154,35 @@ func TestRoute_ConcurrentUse(t *testing.T) {
 		}
 	}
 }
+
+// TestLease_InheritedPrefillIsBookedLikeItsOwn: a request whose whole prompt was to be
+// computed by another one takes over the work when that one ends early, also where it
+// will tell of no first token.
+func TestLease_InheritedPrefillIsBookedLikeItsOwn(t *testing.T) {
+	for _, stream := range []bool{true, false} {
+		w := newWorld(t, Config{})
+		w.fleet(1, WorkerSpec{BlockSize: 100})
+		route := func(stream bool) *Lease {
+			return w.route(&Request{Prompt: prompt("a/40", 100, false), Stream: stream, PinRank: -1})
+		}
+		first, second := route(true), route(stream)
+		if second.uncached != 0 {
+			t.Fatalf("%v tokens are booked for a prompt that is being computed", second.uncached)
+		}
+		first.Done(Outcome{CachedTokens: -1})
+		if s := w.router.Status()[0]; s.BacklogTokens != 4000 {
+			t.Errorf("backlog %d tokens after the first one ended, want 4,000", s.BacklogTokens)
+		}
+		w.advance(time.Second)
+		second.FirstToken()
+		second.Done(Outcome{OK: true, CachedTokens: -1})
+		w.idle(map[*rank]bool{})
+		want := 0
+		if stream {
+			want = 1
+		}
+		if s := w.router.Status()[0]; s.RateSamples != want {
+			t.Errorf("stream %v: %d samples of R, want %d", stream, s.RateSamples, want)
+		}
+	}
+}
