@@ -124,6 +124,7 @@ type arrival struct {
 // the index.
 func (c *Consumer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
+	defer c.metrics.connected.Set(0)
 	defer c.wg.Wait()
 	defer cancel()
 	arrivals := make(chan arrival, announceQueue)

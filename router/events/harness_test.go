@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -219,6 +217,11 @@ func newRig(t *testing.T, cfg rigConfig) *rig {
 // consume starts the consumer.
 func (r *rig) consume(cfg rigConfig) {
 	r.t.Helper()
+	r.consumeWith(cfg, func(*Consumer) {})
+}
+
+func (r *rig) consumeWith(cfg rigConfig, change func(*Consumer)) {
+	r.t.Helper()
 	if cfg.resolve == nil {
 		cfg.resolve = func(a *Announcement) (string, bool) { return a.Worker, true }
 	}
@@ -233,6 +236,7 @@ func (r *rig) consume(cfg rigConfig) {
 	if cfg.timing != nil {
 		r.consumer.timing = *cfg.timing
 	}
+	change(r.consumer)
 	r.stop = inBackground(r.t, r.consumer.Run)
 	eventually(r.t, 5*time.Second, "subscribed", func() bool { return r.counter("connected") == 1 })
 }
@@ -371,8 +375,13 @@ func (r *rig) counter(name string, labels ...string) float64 {
 	return sum
 }
 
-// sorted returns the hashes that have copies, in an order that a seed repeats.
-func (e *engine) sorted() []kvwire.EngineHash { return slices.Sorted(maps.Keys(e.copies)) }
+// cycles is n, or 50 times that in a soak test.
+func cycles(n int) int {
+	if os.Getenv("WARMROUTE_SOAK") != "" {
+		return 50 * n
+	}
+	return n
+}
 
 // freePorts returns the first of n consecutive free ports.
 func freePorts(t *testing.T, n int) int {
