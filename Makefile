@@ -9,7 +9,7 @@ STATICCHECK = $(GO) tool staticcheck
 CONCURRENT = ./router/... ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-export WARMROUTE_DATA
+export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
 
 .PHONY: help
 help: ## list the targets
@@ -65,7 +65,11 @@ bench-check: ## index budgets with 10 M memberships, best of 3 fresh processes
 
 .PHONY: bench-routing
 bench-routing: ## the whole routing matrix in virtual time
-	WARMROUTE_BENCH_ROUTING=1 $(GO) test -count=1 -timeout 60m -v -run 'TestBenchRouting' ./internal/testcluster
+	WARMROUTE_BENCH_ROUTING=1 $(GO) test -count=1 -timeout 60m -v -run '^TestRouting_' ./internal/testcluster
+
+.PHONY: bench-latency
+bench-latency: ## the TTFT that the proxy adds, against direct and a net/http proxy
+	WARMROUTE_BENCH_LATENCY=1 $(GO) test -count=1 -timeout 20m -v -run 'TestBenchLatency' ./internal/testcluster
 
 .PHONY: golden
 golden: ## rewrite the expected output of golden scripts, then review git diff
