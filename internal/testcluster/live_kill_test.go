@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -150,8 +151,8 @@ func (p *liveProxy) resources() (r resources, err error) {
 	return resources{m.sum("go_goroutines"), m.sum("process_open_fds"), m.sum("warmroute_proxy_inflight_requests") + m.sum("warmroute_router_inflight")}, nil
 }
 
-// TestLive_KillAnything ends relays, workers and proxies with SIGKILL at random under
-// multi-turn load and starts them again. No answer may look finished and not be, and
+// TestLive_KillAnything ends relays, workers, proxies and NATS with SIGKILL at random under
+// multi-turn load and starts them again, and freezes some. No answer may look finished and not be, and
 // afterwards nothing may be left of it: no request in flight, no goroutine, no file, and
 // an index that equals the engines.
 func TestLive_KillAnything(t *testing.T) {
@@ -186,7 +187,7 @@ func TestLive_KillAnything(t *testing.T) {
 		files[i] = openFiles(relay.pid())
 	}
 
-	victims := []*process{c.proxies[0].process, c.proxies[1].process}
+	victims := []*process{c.proxies[0].process, c.proxies[1].process, c.nats.process}
 	for i := range c.workers {
 		victims = append(victims, c.workers[i].process, c.relays[i])
 	}
@@ -206,6 +207,13 @@ func TestLive_KillAnything(t *testing.T) {
 			}
 			v := victims[r.IntN(len(victims))]
 			down := time.Duration(r.IntN(600)) * time.Millisecond
+			if r.IntN(5) == 0 {
+				t.Logf("freeze %s for %v", v.name, down)
+				v.signal(syscall.SIGSTOP)
+				sleep(under, down)
+				v.signal(syscall.SIGCONT)
+				continue
+			}
 			t.Logf("kill %s for %v", v.name, down)
 			v.kill()
 			sleep(under, down)
