@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// wire is one keep-alive connection, the same client for every arm.
+// wire is one keep-alive connection, the same client for every arm. It connects with its
+// first request: a server does not wait for ever for one.
 type wire struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -23,14 +24,13 @@ type wire struct {
 }
 
 func dial(t testing.TB, base string) *wire {
-	t.Helper()
-	host := strings.TrimPrefix(base, "http://")
-	c, err := net.Dial("tcp", host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return &wire{conn: c, r: bufio.NewReaderSize(c, 64<<10), host: host}
+	c := &wire{host: strings.TrimPrefix(base, "http://")}
+	t.Cleanup(func() {
+		if c.conn != nil {
+			_ = c.conn.Close()
+		}
+	})
+	return c
 }
 
 // reading is what came back for one request.
@@ -45,6 +45,13 @@ type reading struct {
 // post sends one request and reads its answer to the end. header is whole lines.
 func (c *wire) post(path, header string, body []byte) (reading, error) {
 	var r reading
+	if c.conn == nil {
+		conn, err := net.Dial("tcp", c.host)
+		if err != nil {
+			return r, err
+		}
+		c.conn, c.r = conn, bufio.NewReaderSize(conn, 64<<10)
+	}
 	c.out = append(c.out[:0], "POST "+path+" HTTP/1.1\r\nHost: "+c.host+"\r\nContent-Type: application/json\r\n"+header+"Content-Length: "...)
 	c.out = append(strconv.AppendInt(c.out, int64(len(body)), 10), "\r\n\r\n"...)
 	if err := c.conn.SetDeadline(time.Now().Add(patience)); err != nil {

@@ -25,7 +25,7 @@ python_packages() {
 
 bodies() {
   echo "== recorded request bodies and traces"
-  go test -count=1 -tags real -run Real -v ./internal/prompt ./bench/trace ./internal/testcluster
+  go test -count=1 -tags real -run Real -v ./internal/openai ./internal/prompt ./bench/trace ./internal/testcluster
 }
 
 llama() {
