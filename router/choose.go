@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/warmroute/warmroute/router/kv"
 )
 
 // query is one Route in progress.
@@ -122,10 +124,12 @@ func (r *Router) scoreLocked(q *query, w *row) {
 	if k.exact() {
 		bs := float64(k.blockSize())
 		x := r.cfg.Index.Exact(k.blockSize())
-		cached = max(cached, float64(x.Held(k.num)[0])*bs)
+		stored := float64(x.Held(k.num)[kv.TierGPU]) * bs
+		cached = max(cached, stored)
 		if in.cap > 0 {
-			// Booked tokens will be blocks soon but no event has told them yet.
-			need := (in.prompt - in.overlap + in.output + in.backlog) - (in.cap - cached)
+			// Booked tokens will be blocks soon but no event has told them yet; in.held
+			// has them already.
+			need := in.prompt - in.overlap + in.output + max(in.held, stored+in.backlog) - in.cap
 			if must := int(math.Ceil(need / bs)); must > 0 {
 				in.evict = x.DecayedOldest(k.num, must, time.Duration(q.tau*float64(time.Second))) * bs
 			}
