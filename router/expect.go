@@ -7,6 +7,7 @@ import (
 
 const (
 	startOutput = 256 // L, tokens, before the first answer
+	maxOutput   = 1 << 17
 	startTurns  = 8   // F before the first conversation has ended
 	maxTurns    = 12
 	// expectTrust is the number of samples from which a (key, model) pair stands
@@ -78,7 +79,7 @@ func (e *expectations) get(req *Request) (output, turns float64) {
 	}
 	e.mu.Unlock()
 	if req.OutputTokensHint > 0 {
-		output = float64(req.OutputTokensHint)
+		output = float64(min(req.OutputTokensHint, maxOutput))
 	}
 	if req.MaxTokens > 0 {
 		output = min(output, float64(req.MaxTokens))
@@ -127,8 +128,9 @@ func (e *expectations) observeOutput(s scope, tokens int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	own, pool := e.entriesLocked(s, true)
-	own.output.observe(float64(tokens))
-	pool.output.observe(float64(tokens))
+	x := float64(min(tokens, maxOutput))
+	own.output.observe(x)
+	pool.output.observe(x)
 }
 
 func (e *expectations) observeTurns(s scope, turns int) {

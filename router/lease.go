@@ -259,6 +259,8 @@ func (k *rank) inheritLocked(l *Lease, i int, at time.Time) {
 // sampleLocked takes one sample of the rank's prefill rate.
 func (k *rank) sampleLocked(tokens, secs float64) {
 	m := k.worker.base
+	expected := tokens / m.rate.pooled()
+	secs = min(max(secs, expected/rateOutlier), expected*rateOutlier)
 	k.rate.add(tokens, secs)
 	m.rate.add(tokens, secs)
 }

@@ -18,6 +18,9 @@ const (
 	rateSpread = 4
 	// rateMemory keeps the decayed sums at about 50 samples.
 	rateMemory = 0.98
+	// rateOutlier bounds one sample to ⅛–8× of the model's rate: a hung engine, or a
+	// cached prefix that no event told of, is no measure of its speed.
+	rateOutlier = 8
 )
 
 // rate is a measured prefill rate: decayed sums of tokens and of the time they took.

@@ -440,3 +440,32 @@ func TestMetrics_CountWhatHappened(t *testing.T) {
 		t.Log(got)
 	}
 }
+
+// TestRate_OneHangIsNotSlowness: an engine that stood for ten minutes and one that had
+// the prompt cached move R by little.
+func TestRate_OneHangIsNotSlowness(t *testing.T) {
+	for _, took := range []time.Duration{10 * time.Minute, time.Microsecond} {
+		w := newWorld(t, Config{})
+		w.fleet(1, WorkerSpec{})
+		for i, d := range append(slices.Repeat([]time.Duration{512 * time.Millisecond}, 50), took) {
+			l := w.route(&Request{Prompt: prompt(fmt.Sprintf("p%d/64", i), 64, false), Stream: true, PinRank: -1})
+			w.advance(d)
+			l.FirstToken()
+			l.Done(Outcome{OK: true, CachedTokens: -1})
+		}
+		if r := w.router.Status()[0].Rate; r < 6000 || r > 10000 {
+			t.Errorf("R = %.0f tokens/s after 50 samples of 8,000 and one of %v", r, took)
+		}
+	}
+}
+
+func TestExpectations_AbsurdCountsAreCut(t *testing.T) {
+	e := newExpectations(10)
+	e.observeOutput(scope{"", "m"}, math.MaxInt64)
+	if l, _ := e.get(&Request{Model: "m"}); l > maxOutput {
+		t.Errorf("L = %v", l)
+	}
+	if l, _ := e.get(&Request{Model: "m", OutputTokensHint: math.MaxInt64}); l != maxOutput {
+		t.Errorf("L = %v", l)
+	}
+}
