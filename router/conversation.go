@@ -49,18 +49,17 @@ type conversations struct {
 type conversation struct {
 	prev, next int32
 	list       int32
-	end        kv.SequenceHash
-	at         time.Time // when its last turn ended
 	talk
 	scope scope
 }
 
 // talk is what is known of a conversation when its next turn arrives.
 type talk struct {
-	end       kv.SequenceHash
+	end       kv.SequenceHash // of its last prompt
+	at        time.Time       // when its last turn ended
 	turns     int
-	prompt    float64 // tokens of its last prompt
-	rank      *rank   // where the last turn ran
+	prompt    float64       // tokens of its last prompt
+	rank      kv.WorkerRank // where its last turn ran
 	ambiguous bool
 }
 
@@ -84,7 +83,7 @@ func (c *conversations) tau() float64 {
 }
 
 // find returns the conversation that a request continues.
-func (c *conversations) find(req *Request, s *scratch, now time.Time) (talk, bool) {
+func (c *conversations) find(req *Request, s *scratch) (talk, bool) {
 	p := s.prompt
 	if p == nil {
 		return talk{}, false
@@ -99,7 +98,7 @@ func (c *conversations) find(req *Request, s *scratch, now time.Time) (talk, boo
 			chain := s.chains[i].chain
 			for j, stop := len(chain)-2, max(len(chain)-2-maxTalkProbes, -1); j > stop; j-- {
 				if e, ok := c.mu.byEnd[chain[j]]; ok {
-					return c.foundLocked(e, now), true
+					return c.mu.slab[e].talk, true
 				}
 			}
 		}
@@ -115,7 +114,7 @@ func (c *conversations) find(req *Request, s *scratch, now time.Time) (talk, boo
 			continue
 		}
 		if e, ok := c.mu.byEnd[s.text[b[j]-1]]; ok {
-			return c.foundLocked(e, now), true
+			return c.mu.slab[e].talk, true
 		}
 	}
 	return talk{}, false
@@ -126,16 +125,6 @@ func (c *conversations) find(req *Request, s *scratch, now time.Time) (talk, boo
 // sent as tokens have no messages.
 func byText(p *kv.Prompt) bool {
 	return len(p.TextBoundaries) > 0 && p.Source != kv.SourceClient
-}
-
-func (c *conversations) foundLocked(e int32, now time.Time) talk {
-	v := &c.mu.slab[e]
-	if gap := now.Sub(v.at).Seconds(); gap >= 0 && !v.ambiguous {
-		c.gapLocked(gap)
-	}
-	t := v.talk
-	t.end = v.end
-	return t
 }
 
 // gapLocked takes one return gap; τ is the 75th percentile of the last ones.
@@ -162,12 +151,15 @@ func (c *conversations) ended(l *Lease, now time.Time, e *expectations) {
 	closed := c.expireLocked(now)
 	turns := 1
 	if l.returning {
+		if gap := l.booked.Sub(l.talk.at).Seconds(); gap >= 0 && !l.talk.ambiguous {
+			c.gapLocked(gap)
+		}
 		turns = l.talk.turns + 1
 		if old, ok := c.mu.byEnd[l.talk.end]; ok && l.talk.end != end {
 			c.dropLocked(old)
 		}
 	}
-	t := talk{turns: turns, prompt: l.prompt, rank: l.rank}
+	t := talk{end: end, at: now, turns: turns, prompt: l.prompt, rank: l.rank.name}
 	if i, ok := c.mu.byEnd[end]; ok {
 		v := &c.mu.slab[i]
 		t.ambiguous = v.ambiguous || !l.returning || l.talk.end != end
@@ -182,7 +174,7 @@ func (c *conversations) ended(l *Lease, now time.Time, e *expectations) {
 		c.dropLocked(oldest)
 		c.mu.forgotten++
 	}
-	c.insertLocked(conversation{list: listLive, end: end, at: now, talk: t, scope: l.scope})
+	c.insertLocked(conversation{list: listLive, talk: t, scope: l.scope})
 	c.mu.Unlock()
 	for _, v := range closed {
 		e.observeTurns(v.scope, v.turns)

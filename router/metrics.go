@@ -112,7 +112,7 @@ func (m *metrics) lost(q *query, d *Decision) {
 	there := got
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
-		if c.Worker == q.talk.rank.name.ID && c.Rank == q.talk.rank.name.Rank {
+		if c.Worker == q.talk.rank.ID && c.Rank == q.talk.rank.Rank {
 			there = max(there, float64(c.OverlapTokens))
 			if c.OverlapBlocks > 0 {
 				block = max(c.OverlapTokens/c.OverlapBlocks, 1)

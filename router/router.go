@@ -190,7 +190,7 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, err
 	defer s.release()
 	s.match(r, to, req.Prompt)
 	q := query{req: req, to: to, overlaps: s, now: now}
-	q.talk, q.returning = r.talks.find(req, s, now)
+	q.talk, q.returning = r.talks.find(req, s)
 	q.tau = r.talks.tau()
 	q.first = req.FirstTurn && !q.returning
 	q.output, q.turns = r.expect.get(req)

@@ -469,3 +469,21 @@ func TestExpectations_AbsurdCountsAreCut(t *testing.T) {
 		t.Errorf("L = %v", l)
 	}
 }
+
+// TestConversations_GapIsTakenOnce: attempts that fail are not returns of their own.
+func TestConversations_GapIsTakenOnce(t *testing.T) {
+	w := newWorld(t, Config{})
+	w.fleet(2, WorkerSpec{BlockSize: 16})
+	turn := func(spec string, ok bool, exclude ...string) {
+		l := w.route(&Request{Prompt: prompt(spec, 16, false), Stream: true, PinRank: -1, Exclude: exclude})
+		w.advance(time.Second)
+		l.Done(Outcome{OK: ok, CachedTokens: -1})
+	}
+	turn("a/4", true)
+	w.advance(30 * time.Second)
+	turn("a/4+b/4", false)
+	turn("a/4+b/4", true, "w1")
+	if got := fmt.Sprint(w.router.talks.mu.gaps); got != "[31]" {
+		t.Errorf("gaps %s, want one of 31 s", got)
+	}
+}
