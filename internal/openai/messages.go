@@ -1,6 +1,16 @@
 package openai
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
+
+// maxMessages and maxPromptTokens bound what the view of one body may take: with the
+// shortest messages it would be five times the body.
+const (
+	maxMessages     = 1 << 17
+	maxPromptTokens = 1 << 23
+)
 
 // roles are the names that need no copy.
 var roles = [...]string{"user", "assistant", "tool", "system", "developer", "function"}
@@ -16,6 +26,9 @@ func (v *Request) readMessages() error {
 	v.FirstTurn = true
 	r.Array()
 	for r.Elem() {
+		if len(v.Messages) == maxMessages {
+			return &RequestError{Param: "messages", Message: fmt.Sprintf("messages: more than %d", maxMessages)}
+		}
 		v.Messages = append(v.Messages, Message{})
 		i := len(v.Messages) - 1
 		m := &v.Messages[i]
@@ -273,6 +286,9 @@ func (v *Request) readTokenID() error {
 	n, ok := v.r.Int()
 	if v.r.err == nil && (!ok || n < 0 || n > math.MaxUint32) {
 		return wrongType("prompt", "prompt", "token ids from 0 to 4294967295")
+	}
+	if len(v.PromptTokens) == maxPromptTokens {
+		return &RequestError{Param: "prompt", Message: fmt.Sprintf("prompt: more than %d tokens", maxPromptTokens)}
 	}
 	v.PromptTokens = append(v.PromptTokens, uint32(n))
 	return nil

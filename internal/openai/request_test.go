@@ -135,6 +135,8 @@ func TestParseRequest_RefusesWithTheFieldAndTheFix(t *testing.T) {
 	f(Completions, `{"model":"m","prompt":["a",1]}`, "prompt", `prompt: expected a string, an array of strings, an array of token ids or an array of those`)
 	f(Completions, `{"model":"m","prompt":[-1]}`, "prompt", `prompt: expected token ids from 0 to 4294967295`)
 	f(Completions, `{"model":"m","prompt":[4294967296]}`, "prompt", `prompt: expected token ids from 0 to 4294967295`)
+	f(Chat, `{"model":"m","messages":[`+strings.Repeat(`{"role":"a"},`, maxMessages)+`{"role":"a"}]}`, "messages", `messages: more than 131072`)
+	f(Completions, `{"model":"m","prompt":[`+strings.Repeat(`1,`, maxPromptTokens)+`1]}`, "prompt", `prompt: more than 8388608 tokens`)
 }
 
 // TestParseRequest_DuplicatesOfReadKeys: engines keep the last of two keys, so a body
