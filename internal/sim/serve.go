@@ -181,6 +181,12 @@ func (s *Server) prepare(ctx *fasthttp.RequestCtx, a *answer, form api) *apiErro
 			return badRequest("n", "n must be between 1 and %d, got %d.", maxChoices, a.copies)
 		}
 	}
+	switch {
+	case q.MinTokens < 0 || q.MinTokens > limit:
+		return badRequest("min_tokens", "min_tokens must be between 0 and max_tokens=%d, got %d.", limit, q.MinTokens)
+	case len(prompts)*a.copies > s.cfg.MaxQueue:
+		return s.submitError(errQueueFull) // before memory is taken for each
+	}
 	plan := replyPlan{
 		seed: s.cfg.Seed, max: limit, min: q.MinTokens, ignoreEOS: q.IgnoreEOS,
 		natural: s.cfg.ReplyTokens, reasoning: s.cfg.ReasoningTokens, call: forcedTool(q.ToolChoice, q.Tools),

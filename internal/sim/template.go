@@ -171,20 +171,20 @@ func (o *rendered) text(s string) { o.tokens = appendTokens(o.tokens, s) }
 
 // content appends a message's parts; adjacent texts are one text.
 func (o *rendered) content(c content) {
-	var text string
+	var text []byte
 	for _, p := range c {
 		if p.media == 0 {
-			text += p.text
+			text = append(text, p.text...)
 			continue
 		}
-		o.text(text)
-		text = ""
+		o.text(string(text))
+		text = text[:0]
 		o.media = append(o.media, Media{Start: len(o.tokens), End: len(o.tokens) + mediaTokens, Hash: p.hash})
 		for range mediaTokens {
 			o.tokens = append(o.tokens, p.media)
 		}
 	}
-	o.text(text)
+	o.text(string(text))
 }
 
 // callText is how a tool call reads in a prompt and in a reply.
