@@ -18,24 +18,29 @@ func (d *Decoder) extraKeys(p []byte, e *Event, b *Batch) error {
 	if err != nil {
 		return err
 	}
-	blocks, from := b.arena.blocks, len(b.arena.blocks)
-	found := false
+	from := len(b.arena.blocks)
 	for i := range min(int(n), len(e.Hashes)) {
 		var mm []uint64
 		if mm, p, err = d.blockKeys(p, e, b, i == 0 && !e.HasParent); err != nil {
 			return err
 		}
-		found = found || mm != nil
-		blocks = append(blocks, mm)
+		b.arena.blocks = append(b.arena.blocks, mm)
 	}
+	e.setMM(b, from)
+	return nil
+}
+
+// setMM makes what the arena has from index from on the content of e's blocks, the last
+// of which may have none.
+func (e *Event) setMM(b *Batch, from int) {
+	blocks := b.arena.blocks
 	for len(blocks)-from < len(e.Hashes) {
 		blocks = append(blocks, nil)
 	}
 	b.arena.blocks = blocks
-	if found {
-		e.MM = blocks[from:len(blocks):len(blocks)]
+	if blocks = blocks[from:len(blocks):len(blocks)]; slices.ContainsFunc(blocks, func(mm []uint64) bool { return mm != nil }) {
+		e.MM = blocks
 	}
-	return nil
 }
 
 // blockKeys reads the extra keys of one block; first is whether it begins a prompt.
@@ -103,12 +108,18 @@ func (d *Decoder) blockKeys(p []byte, e *Event, b *Batch, first bool) (mm []uint
 			add(mmHash(last))
 		}
 	}
+	return b.mmFrom(from), p, nil
+}
+
+// mmFrom returns the content hashes that the arena has from index from on, ascending;
+// nil for none.
+func (b *Batch) mmFrom(from int) []uint64 {
 	if len(b.arena.mm) == from {
-		return nil, p, nil
+		return nil
 	}
-	mm = b.arena.mm[from:len(b.arena.mm):len(b.arena.mm)]
+	mm := b.arena.mm[from:len(b.arena.mm):len(b.arena.mm)]
 	slices.Sort(mm)
-	return mm, p, nil
+	return mm
 }
 
 // mmInfos reads [{"mm_objects": [{"mm_hash": n, ...}, ...]} or nil, ...], one a block.
@@ -117,8 +128,7 @@ func (d *Decoder) mmInfos(p []byte, e *Event, b *Batch) error {
 	if err != nil {
 		return err
 	}
-	blocks, from := b.arena.blocks, len(b.arena.blocks)
-	found := false
+	from := len(b.arena.blocks)
 	for range min(int(n), len(e.Hashes)) {
 		start := len(b.arena.mm)
 		if p, err = eachValue(p, "mm_objects", func(p []byte) ([]byte, error) {
@@ -134,21 +144,9 @@ func (d *Decoder) mmInfos(p []byte, e *Event, b *Batch) error {
 		}); err != nil {
 			return err
 		}
-		var mm []uint64
-		if len(b.arena.mm) > start {
-			mm = b.arena.mm[start:len(b.arena.mm):len(b.arena.mm)]
-			slices.Sort(mm)
-			found = true
-		}
-		blocks = append(blocks, mm)
+		b.arena.blocks = append(b.arena.blocks, b.mmFrom(start))
 	}
-	for len(blocks)-from < len(e.Hashes) {
-		blocks = append(blocks, nil)
-	}
-	b.arena.blocks = blocks
-	if found {
-		e.MM = blocks[from:len(blocks):len(blocks)]
-	}
+	e.setMM(b, from)
 	return nil
 }
 
