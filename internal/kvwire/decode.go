@@ -29,9 +29,12 @@ type Decoder struct {
 	names map[string]string // see intern
 }
 
-// maxNames bounds the interned strings: LoRA names are few, but salts may be one per
-// tenant.
-const maxNames = 4096
+// maxNames and maxName bound the interned strings and the bytes of one: LoRA names are
+// few, but salts may be one per tenant, and any length.
+const (
+	maxNames = 4096
+	maxName  = 256
+)
 
 var (
 	errLimit = errors.New("limit exceeded")

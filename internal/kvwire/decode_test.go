@@ -395,6 +395,11 @@ func TestDecode_InternedNamesAreBounded(t *testing.T) {
 	if len(d.names) > maxNames {
 		t.Errorf("%d names kept", len(d.names))
 	}
+	d.names = nil
+	long := strings.Repeat("s", maxName+1)
+	if s := d.intern([]byte(long)); s != long || len(d.names) != 0 {
+		t.Errorf("a name of %d bytes is kept", len(long))
+	}
 }
 
 // BenchmarkDecode measures a usual step: 16 blocks of 16 tokens and three small events.

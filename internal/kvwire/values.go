@@ -129,6 +129,9 @@ func (d *Decoder) intern(s []byte) string {
 	if v, ok := d.names[string(s)]; ok {
 		return v
 	}
+	if len(s) > maxName {
+		return string(s)
+	}
 	if d.names == nil || len(d.names) >= maxNames {
 		d.names = make(map[string]string)
 	}
