@@ -45,12 +45,29 @@ const (
 // chooseLocked scores every rank that serves the model and chooses one.
 func (r *Router) chooseLocked(q *query) (*Decision, *rank, error) {
 	s := q.overlaps
+	usable, full := r.scoreAllLocked(q)
+	if usable == 0 {
+		if full > 0 {
+			return nil, nil, r.saturatedLocked(q)
+		}
+		return nil, nil, noWorkers(q)
+	}
+	best, reason := r.pickLocked(q, usable)
+	r.mu.nextID++
+	d := q.decide(r, best, reason)
+	r.mu.recent[r.mu.nextID%maxDecisions] = d
+	return d, s.rows[best].rank, nil
+}
+
+// scoreAllLocked makes a row of every rank that serves the model and counts those that
+// may take the request and those that are at their limit.
+func (r *Router) scoreAllLocked(q *query) (usable, full int) {
+	s := q.overlaps
 	for _, k := range q.to.ranks {
 		r.refreshLocked(k, q.now)
 	}
 	s.predict(r)
 	s.rows = s.rows[:0]
-	usable, full := 0, 0
 	for _, k := range q.to.ranks {
 		s.rows = append(s.rows, row{rank: k})
 		w := &s.rows[len(s.rows)-1]
@@ -63,17 +80,7 @@ func (r *Router) chooseLocked(q *query) (*Decision, *rank, error) {
 		}
 		r.scoreLocked(q, w)
 	}
-	if usable == 0 {
-		if full > 0 {
-			return nil, nil, r.saturatedLocked(q)
-		}
-		return nil, nil, noWorkers(q)
-	}
-	best, reason := r.pickLocked(q, usable)
-	r.mu.nextID++
-	d := q.decide(r, best, reason)
-	r.mu.recent[r.mu.nextID%maxDecisions] = d
-	return d, s.rows[best].rank, nil
+	return usable, full
 }
 
 // skipLocked tells why rank k may not take the request.
@@ -91,7 +98,7 @@ func (r *Router) skipLocked(k *rank, req *Request) (reason string, full bool) {
 		return "draining", false
 	case slices.Contains(req.Exclude, w.spec.ID):
 		return "tried", false
-	case w.inflight >= limit:
+	case w.inflight >= limit && !req.Speculative:
 		return "full", true
 	}
 	return "", false
@@ -148,7 +155,11 @@ func (r *Router) scoreLocked(q *query, w *row) {
 func (r *Router) pickLocked(q *query, usable int) (best int, reason string) {
 	rows := q.overlaps.rows
 	reason = "mode"
-	switch r.cfg.Mode {
+	mode := r.cfg.Mode
+	if q.req.Speculative {
+		mode = ModeKV // a warm-up goes where blocks are and takes nobody's turn
+	}
+	switch mode {
 	case ModeRoundRobin:
 		best = nth(rows, int(q.to.turn.Add(1)-1)%usable)
 	case ModeRandom:
@@ -156,18 +167,11 @@ func (r *Router) pickLocked(q *query, usable int) (best int, reason string) {
 	case ModeLeastLoaded:
 		best = r.pickTiedLocked(q, func(*row) bool { return true })
 	default:
+		best = r.cheapestLocked(q)
 		if q.overlaps.tokens == 0 {
-			best, reason = r.pickTiedLocked(q, func(*row) bool { return true }), "blind"
+			reason = "blind"
 			break
 		}
-		low := math.Inf(1)
-		for i := range rows {
-			if rows[i].skip == "" {
-				low = min(low, rows[i].total)
-			}
-		}
-		near := low + max(tieSeconds, tieShare*low)
-		best = r.pickTiedLocked(q, func(w *row) bool { return w.total <= near })
 		reason = why(rows, best)
 		if to, ok := r.spreadLocked(q, best); ok {
 			best, reason = to, "spread"
@@ -182,6 +186,21 @@ func (r *Router) pickLocked(q *query, usable int) (best int, reason string) {
 		reason = "only"
 	}
 	return best, reason
+}
+
+// cheapestLocked chooses by cost, by load where nothing is known of the prompt.
+func (r *Router) cheapestLocked(q *query) int {
+	if q.overlaps.tokens == 0 {
+		return r.pickTiedLocked(q, func(*row) bool { return true })
+	}
+	low := math.Inf(1)
+	for i := range q.overlaps.rows {
+		if w := &q.overlaps.rows[i]; w.skip == "" {
+			low = min(low, w.total)
+		}
+	}
+	near := low + max(tieSeconds, tieShare*low)
+	return r.pickTiedLocked(q, func(w *row) bool { return w.total <= near })
 }
 
 // nth returns the n-th candidate of rows.

@@ -21,6 +21,7 @@ type Decision struct {
 	SourceReason string    `json:"prompt_source_reason,omitempty"` // why the source is not better
 	PromptTokens int       `json:"prompt_tokens"`
 	FirstTurn    bool      `json:"first_turn"`
+	Speculative  bool      `json:"speculative,omitempty"` // a warm-up, not a request
 
 	ExpectedOutputTokens float64 `json:"expected_output_tokens"` // L
 	ExpectedTurns        float64 `json:"expected_turns"`         // F
@@ -65,7 +66,7 @@ func (q *query) decide(r *Router, best int, reason string) *Decision {
 	d := &Decision{
 		ID: strconv.FormatUint(r.mu.nextID, 10), Time: q.now, Model: q.req.Model, Mode: r.cfg.Mode,
 		Worker: b.rank.name.ID, Rank: b.rank.name.Rank, Reason: reason,
-		PromptTokens: int(s.tokens), FirstTurn: q.first,
+		PromptTokens: int(s.tokens), FirstTurn: q.first, Speculative: q.req.Speculative,
 		ExpectedOutputTokens: q.output, ExpectedTurns: q.turns, AgeScale: q.tau,
 		OverlapBlocks: b.blocks, OverlapTokens: int(b.tokens), OverlapFrom: b.from,
 		Candidates: make([]Candidate, len(s.rows)),

@@ -8,7 +8,7 @@ import (
 const (
 	startOutput = 256 // L, tokens, before the first answer
 	maxOutput   = 1 << 17
-	startTurns  = 8   // F before the first conversation has ended
+	startTurns  = 8 // F before the first conversation has ended
 	maxTurns    = 12
 	// expectTrust is the number of samples from which a (key, model) pair stands
 	// alone; below it the model's value over all keys fills in.

@@ -67,6 +67,7 @@ type Lease struct {
 	unitSize float64 // tokens of a block of ids
 	prefill  float64 // predicted seconds of our own prefill
 	stream   bool
+	warm     bool // a warm-up: nobody's request
 	alone    bool // nothing else was in flight when it was booked
 	booked   time.Time
 
@@ -103,7 +104,7 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		talk:     q.talk, returning: q.returning,
 		blockSize: k.blockSize(), exact: w.exact,
 		prompt: s.tokens, prefill: w.terms.prefill,
-		stream: q.req.Stream, alone: k.inflight == 0, booked: q.now,
+		stream: q.req.Stream, warm: q.req.Speculative, alone: k.inflight == 0, booked: q.now,
 	}
 	if w.chained != nil {
 		l.chain = w.chained.chain
@@ -117,7 +118,14 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	l.ids, l.unitSize = s.unit(k)
 	k.holds++
 	k.inflight++
-	k.worker.inflight++
+	if l.warm {
+		k.warming++
+		k.warmed.set(true, r.nanos(q.now))
+	} else {
+		k.worker.inflight++
+		k.waiting++
+		k.busy.set(true, r.nanos(q.now))
+	}
 	k.held.add(l.ids, l.unitSize, l.prompt)
 	k.prompts += int64(l.prompt)
 	l.kv.Store(int64(l.prompt))
@@ -212,6 +220,10 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	k.prefill = slices.Delete(k.prefill, i, i+1)
 	k.booked -= l.uncached
 	l.phase = phaseDecode
+	if !l.warm {
+		k.waiting--
+		k.busy.set(k.waiting > 0, r.nanos(at))
+	}
 	if !passed && l.stream {
 		k.inheritLocked(l, i, at)
 	}
@@ -300,9 +312,25 @@ func (l *Lease) FirstToken() {
 	if learn {
 		l.learn()
 	}
-	if l.stream {
+	if l.stream && !l.warm {
 		r.metrics.firstToken(l.decision.PredictedTTFT, ttft)
 	}
+}
+
+// computedLocked returns the blocks of a warm-up that is cut short which the rank holds
+// by now: those it held before and those that its rate allows for since the warm-up
+// became the head of the queue. An engine keeps what it has computed.
+func (l *Lease) computedLocked(now time.Time) int {
+	k := l.rank
+	tokens := l.prompt - l.uncached
+	switch {
+	case l.phase != phasePrefill:
+		tokens += drainCap * l.uncached // it has drained, but no answer proves it
+	case k.prefill[0] == l:
+		done := k.rate.of(k.worker.base.rate.pooled()) * now.Sub(k.headFrom).Seconds()
+		tokens += min(max(done, 0), drainCap*l.uncached)
+	}
+	return min(int(tokens/l.unitSize), len(l.ids))
 }
 
 // learn tells the approximate index that the worker holds the prompt.
@@ -355,12 +383,19 @@ func (l *Lease) Done(o Outcome) {
 		return
 	}
 	early := l.phase == phasePrefill
+	computed := 0
+	if l.warm && !o.OK {
+		computed = l.computedLocked(now)
+	}
 	if early {
 		r.leavePrefillLocked(l, now, false)
 	}
 	l.phase = phaseDone
 	if !o.OK && !l.seen && !l.predicted.IsZero() {
 		r.cfg.Index.Predicted().Retract(l.prediction)
+		if computed > 0 {
+			r.cfg.Index.Predicted().Add(k.num, l.ids[:computed])
+		}
 	}
 	if was := l.kv.Swap(-1); was >= 0 {
 		k.kvTokens.Add(-was)
@@ -369,7 +404,12 @@ func (l *Lease) Done(o Outcome) {
 	k.held.remove(l.ids, l.unitSize, l.prompt)
 	k.sequences.Add(-1)
 	k.inflight--
-	k.worker.inflight--
+	if l.warm {
+		k.warming--
+		k.warmed.set(k.warming > 0, r.nanos(now))
+	} else {
+		k.worker.inflight--
+	}
 	if k.inflight < 0 || k.worker.inflight < 0 {
 		panic("BUG: a worker has fewer than no requests in flight")
 	}
@@ -391,11 +431,13 @@ func (l *Lease) Done(o Outcome) {
 	if output < 0 {
 		output = int(l.output.Load())
 	}
-	if o.OK {
+	if o.OK && !l.warm {
 		r.expect.observeOutput(l.scope, output)
 		r.talks.ended(l, now, r.expect)
 	}
-	r.metrics.done(l, o)
+	if !l.warm {
+		r.metrics.done(l, o)
+	}
 	if stale {
 		r.metrics.staleHit()
 		if r.cfg.OnStaleHits != nil {

@@ -31,7 +31,7 @@ func (w *world) idle(ranks map[*rank]bool) {
 	for k := range ranks {
 		if k.inflight != 0 || len(k.prefill) != 0 || k.booked != 0 || k.prompts != 0 || k.held.tokens != 0 ||
 			len(k.held.refs) != 0 || k.kvTokens.Load() != 0 || k.sequences.Load() != 0 || k.window.blind != 0 ||
-			!k.window.since.IsZero() || k.calmSince.Load() == notCalm {
+			!k.window.since.IsZero() || k.waiting != 0 || k.warming != 0 || k.busy.on || k.warmed.on || k.calmSince.Load() == notCalm {
 			w.t.Errorf("rank %v is not idle: %+v", k.name, k)
 		}
 	}
@@ -55,6 +55,7 @@ func TestLease_GaugesReturnToZero(t *testing.T) {
 					p := prompt(fmt.Sprintf("s/%d+t%d/%d", rnd.IntN(30), rnd.IntN(4), rnd.IntN(20)), 64, rnd.IntN(3) == 0)
 					l, err := w.router.Route(context.Background(), &Request{
 						Model: "m", Prompt: p, Stream: rnd.IntN(4) > 0, PinRank: -1, FirstTurn: rnd.IntN(2) == 0,
+						Speculative: rnd.IntN(5) == 0,
 					})
 					var full *SaturatedError
 					if errors.As(err, &full) || errors.Is(err, ErrNoWorkers) || len(w.router.Models()) == 0 {

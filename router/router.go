@@ -80,6 +80,10 @@ type Request struct {
 	PinWorker        string     // "": any
 	PinRank          int        // −1: any
 	Exclude          []string   // worker ids that were tried already
+
+	// Speculative marks the warm-up of a turn that is yet to come. It is booked as
+	// load, but it is nobody's request: it counts in no metric, limit or memory.
+	Speculative bool
 }
 
 // The errors of Route, besides *SaturatedError and those of the context.
@@ -171,7 +175,9 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Lease, error) {
 		if errors.Is(err, ErrNoWorkers) && r.fleet.Load() != f {
 			continue // the fleet changed meanwhile
 		}
-		r.metrics.refuse(refusal(err))
+		if !req.Speculative {
+			r.metrics.refuse(refusal(err))
+		}
 		return nil, err
 	}
 }
@@ -184,19 +190,10 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, err
 		}
 		return nil, fmt.Errorf("model %q: %w", req.Model, ErrUnknownModel)
 	}
-	now := r.cfg.Now()
 	s := r.scratch.Get().(*scratch)
 	defer r.scratch.Put(s)
 	defer s.release()
-	s.match(r, to, req.Prompt)
-	q := query{req: req, to: to, overlaps: s, now: now}
-	q.talk, q.returning = r.talks.find(req, s)
-	q.tau = r.talks.tau()
-	q.first = req.FirstTurn && !q.returning
-	q.output, q.turns = r.expect.get(req)
-	if !q.first {
-		q.turns = 1
-	}
+	q := r.query(s, to, req)
 
 	r.mu.Lock()
 	d, chosen, err := r.chooseLocked(&q)
@@ -210,11 +207,29 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, err
 	if l.exact > 0 {
 		r.cfg.Index.Exact(l.blockSize).Touch(chosen.num, l.chain[:l.exact])
 	}
-	r.metrics.routed(&q, d)
+	if !req.Speculative {
+		r.metrics.routed(&q, d)
+	}
 	if r.cfg.Logger != nil && r.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "routed", slog.String("decision", d.ID), slog.String("table", d.Explain()))
 	}
 	return l, nil
+}
+
+// query gathers what the choice for req reads besides the state of the workers.
+func (r *Router) query(s *scratch, to *served, req *Request) query {
+	q := query{req: req, to: to, overlaps: s, now: r.cfg.Now()}
+	s.match(r, to, req.Prompt)
+	if !req.Speculative {
+		q.talk, q.returning = r.talks.find(req, s)
+	}
+	q.tau = r.talks.tau()
+	q.first = req.FirstTurn && !q.returning
+	q.output, q.turns = r.expect.get(req)
+	if !q.first {
+		q.turns = 1
+	}
+	return q
 }
 
 // refusal names the metric label of an error of Route.

@@ -159,6 +159,13 @@ func (w *world) run(c *script.Cmd) string {
 		return ""
 	case "load":
 		return w.runLoad()
+	case "outlook":
+		o, err := w.router.Outlook(&Request{Model: "m", Prompt: prompt(c.Args[0], block, false), PinRank: -1})
+		if err != nil {
+			return "error: " + err.Error()
+		}
+		return fmt.Sprintf("%v: %d of %d tokens held, %s; waiting=%d warming=%d inflight=%d full=%v E=%.3f busy=%v warmed=%v",
+			o.Worker, o.OverlapTokens, o.PromptTokens, o.OverlapFrom, o.Waiting, o.Warming, o.Inflight, o.Full, o.Evict, o.Busy, o.Warmed)
 	case "cost":
 		return runCost(c)
 	case "learned":
@@ -215,7 +222,7 @@ func (w *world) runRoute(c *script.Cmd, block int) string {
 		req := &Request{
 			Model: c.String("model", "m"), Key: c.String("key", ""), MaxTokens: c.Int("max", 0),
 			OutputTokensHint: c.Int("osl", 0), FirstTurn: has("first"), Stream: !has("nostream"),
-			PinWorker: c.String("pin", ""), PinRank: c.Int("rank", -1),
+			PinWorker: c.String("pin", ""), PinRank: c.Int("rank", -1), Speculative: has("warm-up"),
 		}
 		if c.Args[0] != "nothing" {
 			req.Prompt = prompt(c.Args[0], block, has("text"))

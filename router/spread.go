@@ -37,7 +37,7 @@ func (r *Router) spreadLocked(q *query, best int) (int, bool) {
 	s := q.overlaps
 	b := &s.rows[best]
 	head, ok := s.head(b)
-	if !ok || q.returning {
+	if !ok || q.returning || q.req.Speculative {
 		return best, false
 	}
 	to, low := -1, math.Inf(1)

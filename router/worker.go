@@ -102,6 +102,11 @@ type rank struct {
 	stale    int       // reports below the predicted overlap, in a row
 	extendAt time.Time // when predictions of the prefill queue must be extended
 
+	waiting int   // bookings of clients in prefill
+	busy    meter // waiting > 0
+	warming int   // warm-ups in flight
+	warmed  meter // warming > 0
+
 	held distinct // KV tokens of sequences in flight, shared prefixes once
 
 	kvTokens  atomic.Int64 // KV tokens of sequences in flight, each in full
