@@ -136,7 +136,7 @@ func (s *Server) debugExplain(w http.ResponseWriter, r *http.Request) {
 	if s.cfg.Fleet.LoRA(req.Model) {
 		ns.LoRA = req.Model
 	}
-	p := s.cfg.Prompt.Build(r.Context(), &req, body, s.cfg.Fleet, ns, req.Model)
+	p := s.cfg.Prompt.Build(r.Context(), &req, body, s.cfg.Fleet.Tokenizer(req.Model, kind), ns, req.Model)
 	lease, err := s.cfg.Router.Route(r.Context(), &router.Request{
 		Model: req.Model, Prompt: p, MaxTokens: req.MaxTokens, OutputTokensHint: req.OutputTokensHint,
 		FirstTurn: req.FirstTurn, Stream: req.Stream, PinRank: -1,

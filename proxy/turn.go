@@ -219,7 +219,7 @@ func (t *turn) identify(body []byte) {
 	if t.s.cfg.Fleet.LoRA(t.req.Model) {
 		ns.LoRA = t.req.Model
 	}
-	t.prompt = t.s.cfg.Prompt.Build(t.ctx, t.req, body, t.s.cfg.Fleet, ns, t.req.Model)
+	t.prompt = t.s.cfg.Prompt.Build(t.ctx, t.req, body, t.s.cfg.Fleet.Tokenizer(t.req.Model, t.kind), ns, t.req.Model)
 	t.tokenize = time.Since(from)
 }
 
@@ -362,7 +362,7 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 	}
 	rc.Request.ResetBody() // a long generation must not hold its prompt
 	t.streamed = true
-	rc.Response.ImmediateHeaderFlush = true
+	// The first byte of the body is here, so the header fields leave with it in one write.
 	rc.Response.SetBodyStream(&stream{t: t, r: t.newRelay()}, -1)
 	return true
 }

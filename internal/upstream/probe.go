@@ -297,10 +297,14 @@ func (w *Worker) fetch(ctx context.Context, method, path string, body []byte) (c
 		return 0, nil, probeError(w.id, path, err)
 	}
 	defer resp.Close()
-	answer, err = io.ReadAll(io.LimitReader(resp, maxProbeBytes+1))
-	if err != nil {
+	var whole bytes.Buffer
+	if n := resp.ContentLength(); n > 0 {
+		whole.Grow(int(min(n, maxProbeBytes)) + bytes.MinRead)
+	}
+	if _, err = whole.ReadFrom(io.LimitReader(resp, maxProbeBytes+1)); err != nil {
 		return 0, nil, probeError(w.id, path, err)
 	}
+	answer = whole.Bytes()
 	if len(answer) > maxProbeBytes {
 		return 0, nil, fmt.Errorf("worker %s: %s answers more than %d MiB", w.id, path, maxProbeBytes>>20)
 	}

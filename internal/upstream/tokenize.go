@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -43,22 +42,46 @@ type way struct {
 	call func(ctx context.Context, w *Worker, body []byte) (prompt.Tokens, error)
 }
 
-// tokenWays lists the ways of each engine, best first. Bodies pass verbatim: vLLM and
-// SGLang ignore the fields that their tokenizer endpoints do not know.
-func tokenWays(engine string, kind openai.Kind) []way {
-	switch {
-	case engine == EngineVLLM && kind == openai.Chat:
-		return []way{{"/v1/chat/completions/render", renderChat}, {"/tokenize", tokenizeVerbatim("/tokenize")}}
-	case engine == EngineVLLM:
-		return []way{{"/tokenize", tokenizeVerbatim("/tokenize")}}
-	case engine == EngineSGLang:
-		return []way{{"/v1/tokenize", tokenizeVerbatim("/v1/tokenize")}}
-	case engine == EngineLlamaCPP && kind == openai.Chat:
-		return []way{{"/apply-template and /tokenize", templateLlamaCPP}}
-	case engine == EngineLlamaCPP:
-		return []way{{"/tokenize", promptLlamaCPP}}
+// tokenWays lists the ways of each engine by openai.Kind, best first. Bodies pass verbatim:
+// vLLM and SGLang ignore the fields that their tokenizer endpoints do not know.
+var tokenWays = map[string][2][]way{
+	EngineVLLM: {
+		openai.Chat:        {{"/v1/chat/completions/render", renderChat}, {"/tokenize", tokenizeVerbatim("/tokenize")}},
+		openai.Completions: {{"/tokenize", tokenizeVerbatim("/tokenize")}},
+	},
+	EngineSGLang: {
+		openai.Chat:        {{"/v1/tokenize", tokenizeVerbatim("/v1/tokenize")}},
+		openai.Completions: {{"/v1/tokenize", tokenizeVerbatim("/v1/tokenize")}},
+	},
+	EngineLlamaCPP: {
+		openai.Chat:        {{"/apply-template and /tokenize", templateLlamaCPP}},
+		openai.Completions: {{"/tokenize", promptLlamaCPP}},
+	},
+}
+
+// Tokenizer returns what tokenizes for a model, nil where none of its workers can: such a
+// request needs no copy of its body and no call to learn that.
+func (f *Fleet) Tokenizer(model string, kind openai.Kind) prompt.Source {
+	for _, w := range f.tokenizers(model) {
+		if w.tok.kinds[kind&1].left(tokenWays[w.engine()][kind&1]) {
+			return f
+		}
 	}
 	return nil
+}
+
+// left tells whether a way is left that the worker has not refused.
+func (e *endpoints) left(ways []way) bool {
+	e.forgive()
+	return len(ways) > 0 && e.refused.Load() != 1<<len(ways)-1
+}
+
+// forgive forgets refusals that are old.
+func (e *endpoints) forgive() {
+	if until := e.until.Load(); until != 0 && time.Now().UnixNano() > until {
+		e.refused.Store(0)
+		e.until.Store(0)
+	}
 }
 
 // Tokenize asks a worker of the model for the token ids of a request's prompt. It is
@@ -102,11 +125,8 @@ func (f *Fleet) tokenizers(model string) []*Worker {
 // tokenize tries the ways of the worker's engine that it has not refused.
 func (w *Worker) tokenize(ctx context.Context, kind openai.Kind, body []byte) (prompt.Tokens, error) {
 	e := &w.tok.kinds[kind&1]
-	if until := e.until.Load(); until != 0 && time.Now().UnixNano() > until {
-		e.refused.Store(0)
-		e.until.Store(0)
-	}
-	ways := tokenWays(w.engine(), kind)
+	e.forgive()
+	ways := tokenWays[w.engine()][kind&1]
 	err := fmt.Errorf("engine %s of worker %s has no tokenizer endpoint that is known: %w", w.engine(), w.id, errUnsupported)
 	if len(ways) == 0 {
 		e.say(err)
@@ -157,8 +177,9 @@ func (t *tokenizer) describe() string {
 	return strings.Join(parts, "; ")
 }
 
-// ask posts a body to a tokenizer endpoint and decodes the answer.
-func (w *Worker) ask(ctx context.Context, path string, body []byte, answer any) error {
+// ask posts a body to a tokenizer endpoint and reads the object that it answers: field is
+// called with each key and must read or skip its value, with which rest begins.
+func (w *Worker) ask(ctx context.Context, path string, body []byte, field func(key string, r *openai.Reader, rest []byte)) error {
 	code, raw, err := w.fetch(ctx, fasthttp.MethodPost, path, body)
 	if err != nil {
 		return err
@@ -172,83 +193,156 @@ func (w *Worker) ask(ctx context.Context, path string, body []byte, answer any) 
 		// The prompt itself may be at fault: the next one is asked again.
 		return fmt.Errorf("worker %s: %s answers %d", w.id, path, code)
 	}
-	if json.Unmarshal(raw, answer) != nil {
-		return fmt.Errorf("worker %s: %s answers something else than token ids: %w", w.id, path, errUnsupported)
+	var r openai.Reader
+	r.Reset(raw, openai.Span{End: len(raw)})
+	r.Object()
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		field(string(key), &r, raw[r.Pos():])
+	}
+	if r.Err() != nil {
+		return fmt.Errorf("worker %s: %s answers something else than a JSON object: %w", w.id, path, errUnsupported)
 	}
 	return nil
+}
+
+// idBytes is about what a token id takes in JSON, with its comma.
+const idBytes = 6
+
+// readIDs reads an array of token ids; nil where it is something else. encoding/json takes
+// 10 ms for those of a long prompt.
+func readIDs(r *openai.Reader, rest []byte) []uint32 {
+	if r.Peek() != '[' {
+		r.Skip()
+		return nil
+	}
+	ids, good := make([]uint32, 0, len(rest)/idBytes), true
+	r.Array()
+	for r.Elem() {
+		id, ok := r.Int()
+		good = good && ok && id >= 0 && id <= math.MaxUint32
+		ids = append(ids, uint32(id))
+	}
+	if !good {
+		return nil
+	}
+	if cap(ids) > 2*len(ids) { // much else follows; the ids are kept for long
+		ids = append(make([]uint32, 0, len(ids)), ids...)
+	}
+	return ids
 }
 
 // renderChat asks vLLM for the very tokens that it would run.
 func renderChat(ctx context.Context, w *Worker, body []byte) (prompt.Tokens, error) {
 	const path = "/v1/chat/completions/render"
-	var answer struct {
-		TokenIDs []uint32 `json:"token_ids"`
-		Features struct {
-			Placeholders json.RawMessage `json:"mm_placeholders"`
-		} `json:"features"`
-	}
-	if err := w.ask(ctx, path, body, &answer); err != nil {
+	var ids []uint32
+	at := 0 // nothing before an image is known
+	err := w.ask(ctx, path, body, func(key string, r *openai.Reader, rest []byte) {
+		switch {
+		case key == "token_ids":
+			ids = readIDs(r, rest)
+		case key == "features" && r.Peek() == '{':
+			at = firstPlaceholder(r)
+		default:
+			r.Skip()
+		}
+	})
+	if err != nil {
 		return prompt.Tokens{}, err
 	}
-	if answer.TokenIDs == nil {
+	if ids == nil {
 		return prompt.Tokens{}, fmt.Errorf("worker %s: %s answers without token_ids: %w", w.id, path, errUnsupported)
 	}
-	at := firstOffset(answer.Features.Placeholders)
-	return prompt.Tokens{IDs: answer.TokenIDs, Prefix: min(at, len(answer.TokenIDs))}, nil
+	return prompt.Tokens{IDs: ids, Prefix: min(at, len(ids))}, nil
 }
 
-// firstOffset returns the smallest offset in vLLM's placeholders, {"image": [{"offset": 7,
-// "length": 3}]}; 0 if there is none: then nothing before an image is known.
-func firstOffset(raw json.RawMessage) int {
-	var byModality map[string][]struct {
-		Offset *int `json:"offset"`
-	}
-	if len(raw) == 0 || json.Unmarshal(raw, &byModality) != nil {
-		return 0
-	}
-	at := math.MaxInt
-	for _, list := range byModality {
-		for _, p := range list {
-			if p.Offset != nil {
-				at = min(at, *p.Offset)
+// firstPlaceholder reads vLLM's features and returns the smallest offset in
+// "mm_placeholders": {"image": [{"offset": 7, "length": 3}]}, 0 if there is none.
+func firstPlaceholder(r *openai.Reader) int {
+	at := int64(math.MaxInt64)
+	r.Object()
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		if string(key) != "mm_placeholders" || r.Peek() != '{' {
+			r.Skip()
+			continue
+		}
+		r.Object()
+		for _, ok := r.Key(); ok; _, ok = r.Key() {
+			if r.Peek() != '[' {
+				r.Skip()
+				continue
+			}
+			r.Array()
+			for r.Elem() {
+				at = min(at, readOffset(r))
 			}
 		}
 	}
-	if at == math.MaxInt {
+	if at == math.MaxInt64 {
 		return 0
 	}
-	return max(at, 0)
+	return int(max(at, 0))
+}
+
+// readOffset reads one placeholder and returns its offset, MaxInt64 if it has none.
+func readOffset(r *openai.Reader) int64 {
+	at := int64(math.MaxInt64)
+	if r.Peek() != '{' {
+		r.Skip()
+		return at
+	}
+	r.Object()
+	for key, ok := r.Key(); ok; key, ok = r.Key() {
+		if string(key) != "offset" || r.Peek() != '0' {
+			r.Skip()
+			continue
+		}
+		if n, ok := r.Int(); ok {
+			at = n
+		}
+	}
+	return at
 }
 
 // tokenizeVerbatim sends the request's own body, which holds messages or prompt under the
 // names that the endpoint reads. It does not say where placeholders are.
 func tokenizeVerbatim(path string) func(context.Context, *Worker, []byte) (prompt.Tokens, error) {
 	return func(ctx context.Context, w *Worker, body []byte) (prompt.Tokens, error) {
-		var answer struct {
-			Tokens []uint32 `json:"tokens"`
-		}
-		if err := w.ask(ctx, path, body, &answer); err != nil {
+		var ids []uint32
+		err := w.ask(ctx, path, body, func(key string, r *openai.Reader, rest []byte) {
+			if key == "tokens" {
+				ids = readIDs(r, rest)
+				return
+			}
+			r.Skip()
+		})
+		if err != nil {
 			return prompt.Tokens{}, err
 		}
-		if answer.Tokens == nil {
+		if ids == nil {
 			return prompt.Tokens{}, fmt.Errorf("worker %s: %s answers without tokens: %w", w.id, path, errUnsupported)
 		}
-		return prompt.Tokens{IDs: answer.Tokens}, nil
+		return prompt.Tokens{IDs: ids}, nil
 	}
 }
 
 // templateLlamaCPP renders a chat with llama.cpp's own template and tokenizes the text.
 func templateLlamaCPP(ctx context.Context, w *Worker, body []byte) (prompt.Tokens, error) {
-	var rendered struct {
-		Prompt *string `json:"prompt"`
-	}
-	if err := w.ask(ctx, "/apply-template", body, &rendered); err != nil {
+	var rendered []byte // a JSON string
+	err := w.ask(ctx, "/apply-template", body, func(key string, r *openai.Reader, _ []byte) {
+		if key != "prompt" || r.Peek() != '"' {
+			r.Skip()
+			return
+		}
+		raw, _ := r.String()
+		rendered = append(append(append(make([]byte, 0, len(raw)+2), '"'), raw...), '"')
+	})
+	if err != nil {
 		return prompt.Tokens{}, err
 	}
-	if rendered.Prompt == nil {
+	if rendered == nil {
 		return prompt.Tokens{}, fmt.Errorf("worker %s: /apply-template answers without a prompt: %w", w.id, errUnsupported)
 	}
-	return contentLlamaCPP(ctx, w, openai.AppendString(nil, *rendered.Prompt))
+	return contentLlamaCPP(ctx, w, rendered)
 }
 
 // promptLlamaCPP tokenizes the prompt of a completion.
