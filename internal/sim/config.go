@@ -8,7 +8,88 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/internal/kvwire"
+	"github.com/warmroute/warmroute/router/kv"
 )
+
+// Personality is the engine that a simulated worker behaves like.
+type Personality string
+
+// The personalities.
+const (
+	VLLM   Personality = "vllm"   // blocks are cached as they fill, evicted one by one
+	SGLang Personality = "sglang" // cached after prefill chunks and at finish, evicted by leaf
+)
+
+// EngineConfig describes one simulated engine: one DP rank with one KV cache. A zero
+// field takes its default.
+type EngineConfig struct {
+	// BlockSize is the number of tokens in a KV block (SGLang: page); default 64.
+	BlockSize int
+	// CapacityTokens is the size of the KV cache, rounded down to whole blocks; default
+	// 400,000. Make it small to see eviction.
+	CapacityTokens int
+	// MaxNumSeqs bounds the sequences that run at once; default 128.
+	MaxNumSeqs int
+	// ChunkTokens is the token budget of one step, decode tokens included; default 2,048.
+	ChunkTokens int
+	// Profile says how long a step takes; default LinearProfile{}.
+	Profile Profile
+	// SpeedUp divides every step's time; default 1.
+	SpeedUp float64
+	// Personality sets when blocks are cached and what eviction removes; default VLLM.
+	Personality Personality
+	// NoDuplicates makes vLLM share the block of a prefix that two sequences computed at
+	// once, where the real engine keeps and announces both copies. SGLang always shares.
+	NoDuplicates bool
+	// EventPerBlock splits stored events into one per block, as SGLang releases before
+	// page coalescing send them.
+	EventPerBlock bool
+	// Seed takes part in the engine's block hashes, so that those of two vLLM processes
+	// never meet; SGLang hashes depend on the content alone. Default 0.
+	Seed uint64
+}
+
+func (c EngineConfig) withDefaults() EngineConfig {
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&c.BlockSize, kv.DefaultBlockSize)
+	def(&c.CapacityTokens, 400_000)
+	def(&c.MaxNumSeqs, 128)
+	def(&c.ChunkTokens, 2048)
+	if c.Profile == nil {
+		c.Profile = LinearProfile{}
+	}
+	if c.SpeedUp == 0 {
+		c.SpeedUp = 1
+	}
+	if c.Personality == "" {
+		c.Personality = VLLM
+	}
+	return c
+}
+
+// Validate names the first field that makes no sense.
+func (c EngineConfig) Validate() error {
+	c = c.withDefaults()
+	switch {
+	case c.BlockSize < 1:
+		return fmt.Errorf("block size %d: must be at least 1 token", c.BlockSize)
+	case c.CapacityTokens < c.BlockSize:
+		return fmt.Errorf("capacity of %d tokens is below one block of %d", c.CapacityTokens, c.BlockSize)
+	case c.MaxNumSeqs < 1:
+		return fmt.Errorf("max_num_seqs %d: must be at least 1", c.MaxNumSeqs)
+	case c.ChunkTokens < 1:
+		return fmt.Errorf("chunk of %d tokens: must be at least 1", c.ChunkTokens)
+	case !(c.SpeedUp > 0):
+		return fmt.Errorf("speed-up %v: must be positive", c.SpeedUp)
+	case c.Personality != VLLM && c.Personality != SGLang:
+		return fmt.Errorf("personality %q is unknown: use vllm or sglang", c.Personality)
+	}
+	return nil
+}
 
 // Config describes a simulated worker. The zero value is a vLLM with one rank on a
 // free loopback port that publishes no events.

@@ -29,7 +29,7 @@ type Faults struct {
 	HangAfter   int  `json:"hang_after,omitempty"`
 	// DieAfter breaks a stream off after so many deltas, without its last chunk.
 	DieAfter int `json:"die_after,omitempty"`
-	// Slow multiplies the time of every engine step; 0 means 1.
+	// Slow multiplies the time of every engine step, by at most a million; 0 means 1.
 	Slow float64 `json:"slow,omitempty"`
 	// HealthStatus is what the health endpoints answer; 0 means what is true.
 	HealthStatus int `json:"health_status,omitempty"`
@@ -62,7 +62,7 @@ func (f Faults) validate() error {
 		return bad("status", f.Status)
 	case f.HealthStatus != 0 && (f.HealthStatus < 200 || f.HealthStatus > 599):
 		return bad("health_status", f.HealthStatus)
-	case f.Slow < 0:
+	case f.Slow < 0 || f.Slow > 1e6:
 		return bad("slow", f.Slow)
 	case min(f.RetryAfter, f.HangAfter, f.DieAfter, f.EventDelayMillis, f.SkipEvents, f.DropEvents, f.DownMillis) < 0:
 		return fmt.Errorf("fault: a count or time is negative")

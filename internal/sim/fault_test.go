@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -310,7 +311,9 @@ func TestNewServer_NamesWhatIsWrong(t *testing.T) {
 	f(Config{DPRanks: -1}, "dp ranks")
 	f(Config{Engine: EngineConfig{BlockSize: -1}}, "block size")
 	f(Config{Engine: EngineConfig{CapacityTokens: 8}}, "capacity")
+	f(Config{Engine: EngineConfig{SpeedUp: math.NaN()}}, "speed-up")
 	f(Config{Faults: Faults{Rate: 3}}, "rate")
+	f(Config{Faults: Faults{Slow: 1e300}}, "slow")
 	if _, err := ParseProfile("cubic"); err == nil || !strings.Contains(err.Error(), "polynomial") {
 		t.Error(err)
 	}
