@@ -29,6 +29,7 @@ var hopByHop = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true,
 	"Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 	"Content-Length": true, headerRequestID: true,
+	"Date": true, // the server writes its own
 }
 
 // notUpstream are the fields of a request that the proxy writes itself or keeps.

@@ -167,7 +167,7 @@ func (w *worker) serve(c net.Conn, f func(c *call) bool) {
 			return
 		}
 		answer := &call{Conn: c, Request: r, body: body, br: br}
-		if r.Method == "POST" && strings.HasPrefix(r.URL.Path, "/v1/") {
+		if r.Method == "POST" && (r.URL.Path == pathChat || r.URL.Path == pathCompletions) {
 			if answer.n = int(w.calls.Add(1)); !f(answer) {
 				return
 			}

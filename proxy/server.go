@@ -64,7 +64,6 @@ func New(cfg Config) (*Server, error) {
 		SecureErrorLogMessage: true,
 		NoDefaultServerHeader: true,
 		NoDefaultContentType:  true,
-		NoDefaultDate:         true, // the worker's passes
 
 		DisablePreParseMultipartForm: true,
 	}

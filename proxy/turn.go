@@ -23,6 +23,9 @@ import (
 // Longer answers are passed on as they come.
 const collectBytes = 8 << 20
 
+// keepBody is the largest buffer of a request's body that its connection keeps for the next.
+const keepBody = 16 << 10
+
 // unknownOutcome is the outcome of a request that failed.
 var unknownOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
 
@@ -360,7 +363,7 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 	if !rc.Request.Header.IsHTTP11() {
 		return t.collect(rc)
 	}
-	rc.Request.ResetBody() // a long generation must not hold its prompt
+	rc.Request.ReleaseBody(keepBody) // a long generation must not hold its prompt
 	t.streamed = true
 	// The first byte of the body is here, so the header fields leave with it in one write.
 	rc.Response.SetBodyStream(&stream{t: t, r: t.newRelay()}, -1)
