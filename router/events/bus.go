@@ -59,7 +59,7 @@ func OpenBus(cfg BusConfig) (*Bus, error) {
 	if b.server, err = startServer(cfg); err != nil {
 		return nil, err
 	}
-	b.local, err = nats.Connect("", append(cfg.options(), nats.InProcessServer(b.server))...)
+	b.local, err = nats.Connect("", append(cfg.options(new(lastWords)), nats.InProcessServer(b.server))...)
 	if err != nil {
 		b.Close()
 		return nil, fmt.Errorf("connect to the embedded NATS server: %w", err)
@@ -165,7 +165,8 @@ func dial(cfg BusConfig) (*nats.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := cfg.options()
+	said := new(lastWords)
+	opts := cfg.options(said)
 	if cfg.CA != "" || cfg.Cert != "" || cfg.InsecureSkipVerify {
 		t, err := cfg.tls()
 		if err != nil {
@@ -180,6 +181,7 @@ func dial(cfg BusConfig) (*nats.Conn, error) {
 	if fix := refusal(err); fix != "" {
 		return nil, fmt.Errorf("--nats %s: %w; %s", shown, err, fix)
 	}
+	said.changed(trouble(err))
 	cfg.Logger.Error("NATS cannot be reached, trying for ever", "url", shown, "err", err,
 		"fix", "start the server, or correct --nats")
 	nc, err = nats.Connect(cfg.URL, append(opts, nats.RetryOnFailedConnect(true))...)
@@ -270,9 +272,8 @@ func (cfg *BusConfig) tls() (*tls.Config, error) {
 
 // options are those of both connections. Nothing is buffered while a server is away:
 // what is missed is asked for again, and old deltas would only delay the new.
-func (cfg *BusConfig) options() []nats.Option {
+func (cfg *BusConfig) options(said *lastWords) []nats.Option {
 	log := cfg.Logger
-	var said lastWords
 	opts := []nats.Option{
 		nats.Name(cmp.Or(cfg.Name, "warmroute")),
 		nats.MaxReconnects(-1),
@@ -287,18 +288,18 @@ func (cfg *BusConfig) options() []nats.Option {
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			if sub != nil {
 				log.Warn("NATS subscription lost messages", "subject", sub.Subject, "err", err)
-			} else if said.changed(err.Error()) {
+			} else if said.changed(trouble(err)) {
 				log.Error("NATS refuses", "err", err, "fix", refusal(err))
 			}
 		}),
 		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) {
-			if err != nil {
+			if err != nil && said.changed(trouble(err)) {
 				log.Warn("NATS connection is down, trying for ever", "err", err)
 			}
 		}),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil && said.changed(err.Error()) {
-				log.Warn("NATS cannot be reached", "err", err, "fix", refusal(err))
+			if err != nil && said.changed(trouble(err)) {
+				log.Warn("NATS cannot be reached", "err", err, "fix", cmp.Or(refusal(err), "start the server, or correct --nats"))
 			}
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
@@ -313,6 +314,10 @@ func (cfg *BusConfig) options() []nats.Option {
 	}
 	return opts
 }
+
+// trouble is the kind of a connection error: one that wants the same of the user reads
+// differently from attempt to attempt and is said once.
+func trouble(err error) string { return cmp.Or(refusal(err), "unreachable") }
 
 // lastWords keeps one log line from repeating.
 type lastWords struct {

@@ -183,6 +183,9 @@ func TestBus_DialsForEver(t *testing.T) {
 	}
 	s := natsServer(t, addr, nil)
 	eventually(t, 5*time.Second, "connected", b.Connected)
+	if n := strings.Count(log.String(), "cannot be reached"); n != 1 {
+		t.Fatalf("said %d times:\n%s", n, log.String())
+	}
 	roundTrip(t, b.External(), b.External())
 	s.Shutdown()
 	s.WaitForShutdown()
