@@ -18,6 +18,10 @@
 //	¼·n·P  the stall that our prefill causes to the n sequences there
 //	E      prefill that others must repeat for the blocks that ours evicts
 //
+// One request in many is not routed by its own cost: where a shared head keeps a worker
+// crowded, it is computed once more elsewhere as soon as the waits that it caused exceed
+// the price of the copy (rents).
+//
 // n counts every sequence in flight on the worker: those booked ahead of us decode
 // by the time our prefill runs. R, the ITL fit, L, F and the age scale τ of E are
 // measured from leases; nothing is a weight that somebody has to set.

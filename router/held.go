@@ -23,8 +23,8 @@ func marks(unit float64) int {
 	return max(int(distinctTokens/unit), 1)
 }
 
-// add counts a prompt of tokens tokens whose blocks are unit tokens each, and returns
-// nothing: remove with the same arguments undoes it.
+// add counts a prompt of tokens tokens whose blocks are unit tokens each; remove with
+// the same arguments undoes it.
 func (d *distinct) add(chain []kv.SequenceHash, unit, tokens float64) {
 	if d.refs == nil {
 		d.refs = map[kv.SequenceHash]int32{}
