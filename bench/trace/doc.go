@@ -3,7 +3,7 @@
 //
 //	trace.jsonl[.gz] ──Reader──▶ Request (time, lengths, hash ids, session)
 //	                                │
-//	                          AppendTokens ──▶ token ids with the same shared prefixes
+//	                               Tokens ──▶ token ids with the same shared prefixes
 //
 // The format is Mooncake's: one JSON object a line, one hash id for each 512 tokens of
 // the prompt, cumulative, so that equal ids mean an equal whole prefix up to and with

@@ -232,14 +232,14 @@ func millis(name string, v *float64, alias string, w *float64) (d time.Duration,
 	return time.Duration(math.Round(ns)), true, nil
 }
 
-// AppendTokens appends length token ids that share prefixes exactly as ids do: ids[k]
+// appendTokens appends length token ids that share prefixes exactly as ids do: ids[k]
 // becomes blockTokens tokens, the last block as many as are left.
 //
 // An id below 1<<32 is repeated, as NVIDIA Dynamo's replay does, so block hashes of the
 // two interchange. A larger one alternates its low half with low xor high: as high is
 // not 0 the two differ, so no such block equals that of a smaller id, and any two
 // tokens in a row hold all 64 bits.
-func AppendTokens(dst []uint32, ids []uint64, blockTokens, length int) []uint32 {
+func appendTokens(dst []uint32, ids []uint64, blockTokens, length int) []uint32 {
 	dst = slices.Grow(dst, min(length, len(ids)*blockTokens))
 	for _, id := range ids {
 		n := min(blockTokens, length)
@@ -261,5 +261,5 @@ func AppendTokens(dst []uint32, ids []uint64, blockTokens, length int) []uint32 
 
 // Tokens appends the prompt of the request, with blockTokens tokens for each hash id.
 func (q *Request) Tokens(dst []uint32, blockTokens int) []uint32 {
-	return AppendTokens(dst, q.HashIDs, blockTokens, q.InputTokens)
+	return appendTokens(dst, q.HashIDs, blockTokens, q.InputTokens)
 }

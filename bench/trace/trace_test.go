@@ -102,9 +102,9 @@ func TestReader_Gzip(t *testing.T) {
 	}
 }
 
-// TestAppendTokens_AsDynamo pins the public vectors for ids below 1<<32.
-func TestAppendTokens_AsDynamo(t *testing.T) {
-	tokens := AppendTokens(nil, []uint64{46}, 512, 512)
+// TestTokens_AsDynamo pins the public vectors for ids below 1<<32.
+func TestTokens_AsDynamo(t *testing.T) {
+	tokens := appendTokens(nil, []uint64{46}, 512, 512)
 	f := func(size int, want uint64) {
 		t.Helper()
 		if got := kv.HashBlock(tokens[:size], nil, kv.BaseSeed); uint64(got) != want {
@@ -114,13 +114,13 @@ func TestAppendTokens_AsDynamo(t *testing.T) {
 	f(64, 4218722068121879188)
 	f(128, 1075869293209628459)
 	f(512, 6010885096840287250)
-	if got := AppendTokens([]uint32{9}, []uint64{1, 2, 3}, 4, 6); fmt.Sprint(got) != "[9 1 1 1 1 2 2]" {
+	if got := appendTokens([]uint32{9}, []uint64{1, 2, 3}, 4, 6); fmt.Sprint(got) != "[9 1 1 1 1 2 2]" {
 		t.Errorf("got %v", got)
 	}
-	if got := AppendTokens(nil, []uint64{1, 2}, 2, 99); fmt.Sprint(got) != "[1 1 2 2]" {
+	if got := appendTokens(nil, []uint64{1, 2}, 2, 99); fmt.Sprint(got) != "[1 1 2 2]" {
 		t.Errorf("got %v", got)
 	}
-	if got := AppendTokens(nil, []uint64{1, 2}, 2, 0); len(got) != 0 {
+	if got := appendTokens(nil, []uint64{1, 2}, 2, 0); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
 }

@@ -77,16 +77,6 @@ func HashBlock(tokens []uint32, mm []uint64, seed uint64) BlockHash {
 	return BlockHash(xxh3.HashSeed(b, seed))
 }
 
-// AppendBlockHashes appends the hashes of the whole blocks of tokens to dst. A partial
-// tail is ignored. blockSize must be positive.
-func AppendBlockHashes(dst []BlockHash, tokens []uint32, blockSize int, seed uint64) []BlockHash {
-	for len(tokens) >= blockSize {
-		dst = append(dst, HashBlock(tokens[:blockSize], nil, seed))
-		tokens = tokens[blockSize:]
-	}
-	return dst
-}
-
 // AppendSequenceHashes appends the sequence hashes of the whole blocks of a prompt's
 // tokens to dst; element i is the prefix of i+1 blocks. blockSize must be positive.
 func AppendSequenceHashes(dst []SequenceHash, tokens []uint32, blockSize int, seed uint64) []SequenceHash {
