@@ -1,0 +1,114 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	goopenai "github.com/sashabaranov/go-openai"
+
+	"github.com/warmroute/warmroute/bench/report"
+)
+
+// Run plays the plan once and returns what was measured. When ctx ends early it returns
+// the turns measured until then, with Interrupted set, and no error. An error means that
+// nothing could be measured at all.
+func Run(ctx context.Context, cfg Config) (*report.Run, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	c, err := newClient(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	model, err := c.model(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Salt == "" {
+		cfg.Salt = freshSalt()
+	}
+	return c.run(ctx, newPlan(&cfg), model, cfg.Salt), nil
+}
+
+// run plays p with the given salt.
+func (c *client) run(ctx context.Context, p *plan, model, salt string) *report.Run {
+	out := &report.Run{
+		Version: c.cfg.Version, URL: c.cfg.base(), Model: model, Salt: salt,
+		Speculative: c.cfg.Hint == HintOn, Started: time.Now().UTC(), Workload: c.cfg.workload(p),
+	}
+	var mu struct {
+		sync.Mutex
+		records   []report.Record
+		cancelled int
+	}
+	start := c.now()
+	done := func(q report.Record) {
+		mu.Lock()
+		defer mu.Unlock()
+		if q.Failure == failCancelled {
+			mu.cancelled++
+			return
+		}
+		mu.records = append(mu.records, q)
+		if c.cfg.OnTurn != nil {
+			c.cfg.OnTurn(&q)
+		}
+	}
+	var users sync.WaitGroup
+	for user := range p.users {
+		users.Go(func() { c.converse(ctx, start, model, salt, user, &p.users[user], done) })
+	}
+	users.Wait()
+	out.Duration = report.Micros(c.now().Sub(start))
+	out.Records, out.Cancelled = mu.records, mu.cancelled
+	out.Interrupted = ctx.Err() != nil
+	out.Summarise()
+	return out
+}
+
+// converse plays one conversation: a turn is due when the one before has ended and its
+// think time has passed. A turn that fails ends it.
+func (c *client) converse(ctx context.Context, start time.Time, model, salt string, user int, p *userPlan, done func(report.Record)) {
+	session := fmt.Sprintf("%s-%d", salt, user)
+	messages := []goopenai.ChatCompletionMessage{{Role: goopenai.ChatMessageRoleSystem, Content: salted(salt, p.system)}}
+	due := p.start
+	for i := range p.turns {
+		t := &p.turns[i]
+		due += t.think
+		if !c.wait(ctx, start.Add(due)) {
+			return
+		}
+		messages = append(messages, goopenai.ChatCompletionMessage{Role: goopenai.ChatMessageRoleUser, Content: t.text})
+		q := report.Record{User: user, Turn: i, Planned: report.Micros(due), Think: report.Micros(t.think)}
+		a := c.turn(ctx, start, model, session, messages, &q)
+		done(q)
+		if !q.OK {
+			return
+		}
+		said := goopenai.ChatCompletionMessage{Role: goopenai.ChatMessageRoleAssistant, Content: a.content}
+		if c.cfg.EchoReasoning {
+			said.ReasoningContent = a.reasoning
+		}
+		messages = append(messages, said)
+		due = time.Duration(q.End)
+	}
+}
+
+// wait sleeps until the instant and tells whether ctx is still alive.
+func (c *client) wait(ctx context.Context, until time.Time) bool {
+	d := until.Sub(c.now())
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
