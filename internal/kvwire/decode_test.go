@@ -314,6 +314,7 @@ func TestFC53_TiersAndPlaceholders(t *testing.T) {
 	for medium, want := range map[string]kv.Tier{
 		"GPU": kv.TierGPU, "gpu": kv.TierGPU, "CPU": kv.TierCPU, "cpu": kv.TierCPU, "CPU_PINNED": kv.TierCPU,
 		"STORAGE": kv.TierDisk, "DISK": kv.TierDisk, "FS": kv.TierDisk, "OBJ": kv.TierDisk, "EXTERNAL": kv.TierDisk, "TAPE": kv.TierDisk,
+		"device": kv.TierGPU, "CPU_TIER1": kv.TierCPU, "CPU_TIER2": kv.TierDisk, "nvme": kv.TierDisk, "SHARED": kv.TierDisk,
 	} {
 		b := decode(t, batchOf(list{"BlockStored", list{1}, nil, list{}, 0, nil, medium}, list{"BlockRemoved", list{1}, medium}))
 		for _, e := range b.Events {

@@ -145,8 +145,10 @@ var mediums = []struct {
 	name string
 	tier kv.Tier
 }{
-	{"GPU", kv.TierGPU}, {"CPU", kv.TierCPU}, {"CPU_PINNED", kv.TierCPU}, {"HOST", kv.TierCPU},
-	{"STORAGE", kv.TierDisk}, {"DISK", kv.TierDisk}, {"FS", kv.TierDisk}, {"OBJ", kv.TierDisk}, {"EXTERNAL", kv.TierDisk},
+	{"GPU", kv.TierGPU}, {"DEVICE", kv.TierGPU},
+	{"CPU", kv.TierCPU}, {"CPU_PINNED", kv.TierCPU}, {"CPU_TIER1", kv.TierCPU}, {"HOST", kv.TierCPU},
+	{"CPU_TIER2", kv.TierDisk}, {"STORAGE", kv.TierDisk}, {"DISK", kv.TierDisk}, {"NVME", kv.TierDisk}, {"FS", kv.TierDisk}, {"OBJ", kv.TierDisk},
+	{"EXTERNAL", kv.TierDisk}, {"NETWORK", kv.TierDisk}, {"REMOTE", kv.TierDisk}, {"SHARED", kv.TierDisk},
 }
 
 // tierOf returns the tier that an engine calls medium. A name that is not known counts
