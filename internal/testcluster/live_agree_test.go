@@ -3,6 +3,7 @@ package testcluster_test
 import (
 	"sync"
 	"testing"
+	"time"
 )
 
 // TestLive_FC65_TwoProxiesAgree sends the turns of each session to two proxies in turn.
@@ -18,10 +19,11 @@ func TestLive_FC65_TwoProxiesAgree(t *testing.T) {
 			u := newUser()
 			defer u.close()
 			for k := range sessions / 4 {
-				chat := newChat(uint64(100*client+k), 600, 16)
+				chat := newChat(uint64(100*client+k), 1000, 16)
 				before := ""
 				for turn := range turns {
 					chat.say(50)
+					sleep(t.Context(), 40*time.Millisecond)
 					a := u.turn(t.Context(), c.proxies[turn%2].url, chat)
 					if a.outcome != whole {
 						t.Errorf("%v: %s", a.outcome, a.reason)
@@ -43,6 +45,6 @@ func TestLive_FC65_TwoProxiesAgree(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d of %d later turns went to the worker of the turn before", same, later)
 	if later != sessions*(turns-1) || same*100 < later*90 {
-		t.Errorf("%d of %d later turns went to the worker of the turn before, 90%% are promised", same, later)
+		t.Errorf("%d of %d later turns went to the worker of the turn before, 90%% are promised\n%s\n%s", same, later, moved(c.proxies[0]), moved(c.proxies[1]))
 	}
 }

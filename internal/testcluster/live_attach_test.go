@@ -54,10 +54,13 @@ func TestLive_AttachToWarmEngine(t *testing.T) {
 			u := newUser()
 			defer u.close()
 			for k := range chats / 4 {
-				c := newChat(uint64(1000+100*client+k), 500, 12)
+				c := newChat(uint64(1000+100*client+k), 1000, 12)
 				first := ""
 				for turn := range turns {
 					c.say(40)
+					// A user reads: a worker that is busy with another's long prompt is
+					// rightly left for an idle one.
+					sleep(t.Context(), 60*time.Millisecond)
 					a := u.turn(t.Context(), p.url, c)
 					if a.outcome != whole {
 						t.Errorf("%v: %s", a.outcome, a.reason)
@@ -80,7 +83,7 @@ func TestLive_AttachToWarmEngine(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d of %d later turns returned to their worker", returned, later)
 	if later != chats*(turns-1) || returned*100 < later*95 {
-		t.Errorf("%d of %d later turns returned to their worker, 95%% are promised", returned, later)
+		t.Errorf("%d of %d later turns returned to their worker, 95%% are promised\n%s", returned, later, moved(p))
 	}
 	for _, w := range workers {
 		f, err := p.feed(w.id)
@@ -91,6 +94,21 @@ func TestLive_AttachToWarmEngine(t *testing.T) {
 			t.Errorf("feed of %s is %s with %d blocks: %q", w.id, f.State, f.Blocks, f.Reason)
 		}
 	}
+}
+
+// moved returns the last decisions of a proxy that left a prefix behind.
+func moved(p *liveProxy) string {
+	text, err := get(p.admin + "/debug/route?text")
+	if err != nil {
+		return err.Error()
+	}
+	var out []string
+	for d := range strings.SplitSeq(string(text), "\n\n") {
+		if strings.Contains(d, "<- ") && !strings.Contains(d, "<- overlap") && !strings.Contains(d, "<- cold") {
+			out = append(out, d)
+		}
+	}
+	return strings.Join(out, "\n")
 }
 
 // TestLive_AttachWithReplaySocket: with a replay socket everything from before is known.
