@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -25,6 +26,8 @@ const (
 		"14" + "0200000000000000" + "01" + "0300000000000000" +
 		"09" + "01" + "0400000000000000" +
 		"02" + "00"
+	goldenRequest      = `{"v":1,"relay":"r1","epoch":"0102030405060708","from":6}`
+	goldenAnnouncement = `{"v":1,"worker":"w1","url":"http://w1:8000","relay":"r1","info":{"models":[{"id":"m"},{"id":"l","parent":"m"}],"engine":"vllm","capacity_tokens":400000,"max_num_seqs":128,"block_size":16},"ranks":[{"rank":0,"epoch":"0102030405060708","last_seq":5,"coverage":"partial","reason":"why","block_size":16,"blocks":2}]}`
 )
 
 func TestWire_GoldenDelta(t *testing.T) {
@@ -56,6 +59,23 @@ func TestWire_GoldenDelta(t *testing.T) {
 	}
 }
 
+func TestWire_DocsShowTheSameBytes(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{goldenHeader + "\n" + goldenEvents, goldenRequest} {
+		if !strings.Contains(string(doc), want) {
+			t.Errorf("docs/protocol.md does not show %s", want)
+		}
+	}
+	// The announcement is broken into lines there.
+	flat := strings.NewReplacer("\n ", "", "\n", "").Replace(string(doc))
+	if !strings.Contains(flat, goldenAnnouncement) {
+		t.Errorf("docs/protocol.md does not show %s", goldenAnnouncement)
+	}
+}
+
 func TestWire_GoldenState(t *testing.T) {
 	msg := appendHeader(nil, kindState, "r1", 0x0102030405060708, 5, 0, 16)
 	msg = appendChunk(msg, chunk{id: 7, i: 1, n: 2})
@@ -84,12 +104,11 @@ func TestWire_GoldenJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"v":1,"worker":"w1","url":"http://w1:8000","relay":"r1","info":{"models":[{"id":"m"},{"id":"l","parent":"m"}],"engine":"vllm","capacity_tokens":400000,"max_num_seqs":128,"block_size":16},"ranks":[{"rank":0,"epoch":"0102030405060708","last_seq":5,"coverage":"partial","reason":"why","block_size":16,"blocks":2}]}`
-	if string(got) != want {
-		t.Fatalf("announcement\n got %s\nwant %s", got, want)
+	if string(got) != goldenAnnouncement {
+		t.Fatalf("announcement\n got %s\nwant %s", got, goldenAnnouncement)
 	}
 	q, err := json.Marshal(stateRequest{V: 1, Relay: "r1", Epoch: "0102030405060708", From: 6})
-	if err != nil || string(q) != `{"v":1,"relay":"r1","epoch":"0102030405060708","from":6}` {
+	if err != nil || string(q) != goldenRequest {
 		t.Fatalf("request %s, %v", q, err)
 	}
 }
