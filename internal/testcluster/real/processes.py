@@ -9,7 +9,7 @@ import openai
 
 import rig
 
-WORKERS, CONVERSATIONS, TURNS = 3, 12, 5
+WORKERS, CONVERSATIONS, TURNS, BLOCK = 3, 12, 5, 64
 
 
 def main(warmroute, nats_server):
@@ -34,7 +34,7 @@ def main(warmroute, nats_server):
             admins.append(admin)
         for admin in admins:
             rig.wait_for("complete coverage of every worker", lambda: rig.get(f"http://127.0.0.1:{admin}/debug/workers").count(b'"complete"') >= WORKERS, 30, procs)
-        stayed = asked = cached = prompt = 0
+        stayed = asked = cached = cachable = prompt = 0
         convs = [[{"role": "system", "content": f"Conversation {i}. " + "Answer briefly and name your sources. " * 60}] for i in range(CONVERSATIONS)]
         last = [None] * CONVERSATIONS
         for turn in range(TURNS):
@@ -43,15 +43,18 @@ def main(warmroute, nats_server):
                 t = rig.chat(clients[(turn + i) % 2], "sim", convs[i], 64)
                 convs[i].append({"role": "assistant", "content": t.text})
                 if last[i] is not None:
-                    asked, stayed = asked + 1, stayed + (last[i] == t.worker)
+                    asked, stayed = asked + 1, stayed + (last[i].worker == t.worker)
                     cached, prompt = cached + t.cached, prompt + t.prompt
-                last[i] = t.worker
+                    # The last token of a reply is never computed; whole blocks are cached.
+                    cachable += (last[i].prompt + last[i].output - 1) // BLOCK * BLOCK
+                last[i] = t
         print(f"{CONVERSATIONS} conversations x {TURNS} turns, alternating between 2 proxies over {WORKERS} workers")
         print(f"turns >= 2 on the worker that has the prefix: {stayed}/{asked}")
-        print(f"cached tokens of turns >= 2: {cached}/{prompt} ({100 * cached / prompt:.1f} %)")
-        print(f"workers used: {sorted(set(last))}")
-        if stayed < 0.95 * asked or len(set(last)) < 2:
-            sys.exit("conversations must keep their worker and the fleet must share the load")
+        print(f"cached tokens of turns >= 2: {cached} of {cachable} that an earlier turn left, {prompt} in all")
+        share = {w: sum(t.worker == w for t in last) for w in sorted({t.worker for t in last})}
+        print(f"conversations per worker: {share}")
+        if stayed < 0.95 * asked or cached < 0.95 * cachable or len(share) < 2:
+            sys.exit("conversations must keep their worker and cache, and the fleet must share the load")
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def wait_for(what, check, seconds=60, procs=()):
 
 
 class Turn:
-    def __init__(self, text, worker, ttft, prompt, cached):
-        self.text, self.worker, self.ttft, self.prompt, self.cached = text, worker, ttft, prompt, cached
+    def __init__(self, text, worker, ttft, prompt, cached, output):
+        self.text, self.worker, self.ttft, self.prompt, self.cached, self.output = text, worker, ttft, prompt, cached, output
 
 
 def chat(client, model, messages, max_tokens):
@@ -83,7 +83,8 @@ def chat(client, model, messages, max_tokens):
         usage = chunk.usage or usage
     details = usage.prompt_tokens_details if usage else None
     return Turn("".join(text), raw.headers["x-warmroute-worker"], ttft or time.perf_counter() - began,
-                usage.prompt_tokens if usage else 0, (details.cached_tokens or 0) if details else 0)
+                usage.prompt_tokens if usage else 0, (details.cached_tokens or 0) if details else 0,
+                usage.completion_tokens if usage else 0)
 
 
 def p50(values):
