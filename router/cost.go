@@ -60,14 +60,15 @@ func (in costInput) cost() costTerms {
 
 // slots is the number of whole answers that must end there before ours can start:
 // the sequences beyond the engine's limit, in units of that limit, and the KV tokens
-// beyond 95 % of its capacity, in units of what runs. An unknown limit counts as none.
+// beyond 95 % of its capacity, in units of what runs: at most 1, as a prompt that does
+// not fit alone waits for all of them and no longer. An unknown limit counts as none.
 func (in costInput) slots() float64 {
 	s := 0.0
 	if in.maxSeqs > 0 {
 		s += max(in.n+1-in.maxSeqs, 0) / in.maxSeqs
 	}
 	if in.cap > 0 && in.held > 0 {
-		s += max(in.held+in.own-0.95*in.cap, 0) / in.held
+		s += min(max(in.held+in.own-0.95*in.cap, 0)/in.held, 1)
 	}
 	return s
 }
