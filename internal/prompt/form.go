@@ -11,13 +11,19 @@ import (
 // that text hardly holds them. Lengths have no place in the form: a longer system
 // text must share the prefix of a shorter one.
 const (
-	markMessage  = 0x01 // role follows
-	markContent  = 0x02 // text follows
-	markMember   = 0x03 // name of a field follows
-	markValue    = 0x04 // canonical JSON follows
-	markTool     = 0x06 // canonical JSON follows
-	markNonText  = 0x07 // an image, audio, video or file stands here
-	sortedLevels = 8    // objects nested deeper keep the order of their keys: bounds the work
+	markMessage = 0x01 // role follows
+	markContent = 0x02 // text follows
+	markMember  = 0x03 // name of a field follows
+	markValue   = 0x04 // canonical JSON follows
+	markTool    = 0x06 // canonical JSON follows
+	markNonText = 0x07 // an image, audio, video or file stands here
+)
+
+// Objects nested deeper or with more members keep the order of their keys. That bounds
+// the work: a body of 18 MB can hold an object whose sorting takes seconds.
+const (
+	sortedLevels  = 8
+	sortedMembers = 1024
 )
 
 // key is 128 bits over all that may change what an engine renders.

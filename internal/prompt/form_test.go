@@ -319,3 +319,18 @@ func common(a, b []kv.SequenceHash) int {
 	}
 	return n
 }
+
+// TestForm_WideObjectsKeepTheirOrder: sorting them would cost more than it may gain.
+func TestForm_WideObjectsKeepTheirOrder(t *testing.T) {
+	b := New(Config{})
+	for _, n := range []int{sortedMembers, sortedMembers + 1} {
+		var members []string
+		for i := range n {
+			members = append(members, fmt.Sprintf(`"k%05d":1`, i))
+		}
+		up := `,"chat_template_kwargs":{` + strings.Join(members, ",") + `}`
+		slices.Reverse(members)
+		down := `,"chat_template_kwargs":{` + strings.Join(members, ",") + `}`
+		compare(t, b, chat(up, user), chat(down, user), n <= sortedMembers)
+	}
+}

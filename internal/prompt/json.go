@@ -60,7 +60,8 @@ func (f *form) json(r *openai.Reader, body []byte, levels int) {
 	}
 }
 
-// sorted writes an object by ascending key; equal keys keep their order.
+// sorted writes an object by ascending key; equal keys keep their order, and so do all
+// keys of an object with more than sortedMembers.
 func (f *form) sorted(r *openai.Reader, body []byte, levels int) {
 	first, names := len(f.members), len(f.names)
 	r.Object()
@@ -69,9 +70,11 @@ func (f *form) sorted(r *openai.Reader, body []byte, levels int) {
 		f.names = append(f.names, name...)
 		f.members = append(f.members, member{start, len(f.names), r.Skip()})
 	}
-	slices.SortStableFunc(f.members[first:], func(a, b member) int {
-		return bytes.Compare(f.names[a.start:a.end], f.names[b.start:b.end])
-	})
+	if len(f.members)-first <= sortedMembers {
+		slices.SortStableFunc(f.members[first:], func(a, b member) int {
+			return bytes.Compare(f.names[a.start:a.end], f.names[b.start:b.end])
+		})
+	}
 	f.text = append(f.text, '{')
 	for i := first; i < len(f.members); i++ {
 		m := f.members[i]
