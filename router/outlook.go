@@ -26,9 +26,10 @@ type Outlook struct {
 	Evict         float64 // E, seconds
 	AgeScale      float64 // τ, seconds
 
-	// Of the last 60 s, the time in which a client's request waited there for its
-	// first token, and the time in which a warm-up was in flight.
-	Busy, Warmed time.Duration
+	// Of the last 60 s, or since the rank joined, that is Over: the time in which a
+	// client's request waited there for its first token, and that in which a warm-up
+	// was in flight.
+	Busy, Warmed, Over time.Duration
 }
 
 // Outlook tells where Route would send a later turn by cost, whatever the router's mode.
@@ -54,13 +55,14 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 	best := r.cheapestLocked(&q)
 	w := &s.rows[best]
 	k := w.rank
+	now := r.nanos(q.now)
 	return Outlook{
 		Worker: k.name, Engine: k.worker.spec.Engine, Coverage: k.feed.State, BlockSize: k.blockSize(),
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
 		Rate: w.in.rate, Inflight: k.inflight, Waiting: k.waiting, Warming: k.warming,
 		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight >= k.worker.spec.MaxNumSeqs,
 		Evict: w.terms.evict, AgeScale: q.tau,
-		Busy: k.busy.last(r.nanos(q.now)), Warmed: k.warmed.last(r.nanos(q.now)),
+		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
 }
 

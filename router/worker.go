@@ -102,6 +102,7 @@ type rank struct {
 	stale    int       // reports below the predicted overlap, in a row
 	extendAt time.Time // when predictions of the prefill queue must be extended
 
+	joined  int64 // Router.nanos
 	waiting int   // bookings of clients in prefill
 	busy    meter // waiting > 0
 	warming int   // warm-ups in flight
@@ -194,7 +195,7 @@ func (r *Router) resizeLocked(w *worker, n int) {
 	}
 	for i := len(w.ranks); i < n; i++ {
 		name := kv.WorkerRank{ID: w.spec.ID, Rank: i}
-		k := &rank{worker: w, name: name, num: r.cfg.Workers.Hold(name), label: name.String(), holds: 1}
+		k := &rank{worker: w, name: name, num: r.cfg.Workers.Hold(name), label: name.String(), holds: 1, joined: r.nanos(r.cfg.Now())}
 		k.feed.State = FeedNone
 		if f, ok := r.mu.feeds[name]; ok {
 			k.feed = f
