@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -20,9 +21,13 @@ type cell struct {
 	Size      string    `json:"size"`
 	Turn      string    `json:"turn"`
 	Arm       string    `json:"arm"`
-	CPUMicros float64   `json:"process_cpu_us_per_request"` // of the process between; over all turns of the size
+	CPUMicros float64   `json:"process_cpu_us_per_request,omitempty"` // of the process between; over all turns of the size
 	Micros    []float64 `json:"us"`
 	direct    *cell     // the same without anything between; nil for itself
+}
+
+func (c *cell) add(d time.Duration) {
+	c.Micros = append(c.Micros, math.Round(float64(d.Nanoseconds())/100)/10)
 }
 
 // latencyBlocks is into how many blocks of rounds a cell is cut for the range of a figure.

@@ -163,7 +163,7 @@ func (b *latencyBench) turns(size string, bytes int, arms []*arm, rounds, warmUp
 			}
 			b.turn(talk.body(), arms, func(a *arm, d time.Duration) {
 				if round >= 0 {
-					cells[turn][a].Micros = append(cells[turn][a].Micros, float64(d.Nanoseconds())/1000)
+					cells[turn][a].add(d)
 				}
 			})
 			if round >= 0 {
@@ -172,6 +172,9 @@ func (b *latencyBench) turns(size string, bytes int, arms []*arm, rounds, warmUp
 		}
 	}
 	for a, after := range cpuTimes(arms) {
+		if a == b.slow {
+			continue // it also answered for its metrics
+		}
 		for _, turn := range latencyTurns {
 			cells[turn][a].CPUMicros = float64((after - cpu[a]).Nanoseconds()) / 1000 / float64(max(requests, 1))
 		}
@@ -237,7 +240,7 @@ func (b *latencyBench) events() {
 				b.t.Fatalf("%s: %d of %d events, %v: %.300s", a.name, len(r.delays), b.plan.events, err, r.body)
 			}
 			for _, d := range r.delays {
-				cells[a].Micros = append(cells[a].Micros, float64(d.Nanoseconds())/1000)
+				cells[a].add(d)
 			}
 		}
 	}
