@@ -13,9 +13,9 @@ import (
 )
 
 func TestRun_IsAFunctionOfItsInput(t *testing.T) {
-	w := Agents(12, 4)
+	w := Agents(6, 4)
 	for _, mode := range allModes {
-		cfg := Config{Workers: 3, Mode: mode, Concurrency: 6, Stagger: 5 * time.Second, Seed: 4}
+		cfg := Config{Workers: 3, Mode: mode, Concurrency: 4, Stagger: 5 * time.Second, Seed: 4}
 		a, b := mustRun(t, cfg, w), mustRun(t, cfg, w)
 		if !slices.Equal(a.Rows, b.Rows) {
 			t.Errorf("%s: two runs of one seed differ", mode)
@@ -33,10 +33,10 @@ func TestRun_IsAFunctionOfItsInput(t *testing.T) {
 func TestRun_IndexEqualsTheEngines(t *testing.T) {
 	for _, personality := range []sim.Personality{sim.VLLM, sim.SGLang} {
 		cfg := Config{
-			Workers: 3, Routers: 2, Concurrency: 9, Seed: 8,
-			Engine: sim.EngineConfig{CapacityTokens: 120_000, Personality: personality},
+			Workers: 3, Routers: 2, Concurrency: 6, Seed: 8,
+			Engine: sim.EngineConfig{CapacityTokens: 90_000, Personality: personality},
 		}.withDefaults()
-		c, err := play(cfg, Agents(18, 8))
+		c, err := play(cfg, Agents(12, 8))
 		if err != nil {
 			t.Fatal(err)
 		}

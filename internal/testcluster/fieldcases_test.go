@@ -27,7 +27,7 @@ func inFlightRatio(r *Result) float64 { return slices.Max(r.InFlight) / slices.M
 func TestFC61_HotPrefixSpreads(t *testing.T) {
 	for _, output := range []int{30, 150, 600} {
 		for _, stagger := range []time.Duration{0, 5 * time.Second} {
-			w := Siblings(400, 8_000, 200, output, 0, 61)
+			w := Siblings(240, 8_000, 200, output, 0, 61)
 			r := mustRun(t, Config{Workers: 4, Concurrency: 16, Stagger: stagger, Seed: 61}, w)
 			t.Logf("output %d, stagger %v: in flight %.2f, requests %v, reuse %.3f, %.1f rps", output, stagger, r.InFlight, r.PerWorker, r.Reuse, r.RPS)
 			if got := inFlightRatio(r); got > 2 {
