@@ -17,7 +17,10 @@ func busy(tb testing.TB, n int) (*Router, *kv.Prompt) {
 	set := index.NewSet(index.Config{})
 	r := New(Config{Index: set, Workers: numbers, Seed: 1})
 	p := prompt("system/1000+chat/600", 16, false)
-	other := prompt("other/20000", 16, false)
+	other := &kv.Prompt{}
+	for i := range uint32(20000 * 16) {
+		other.Tokens = append(other.Tokens, 1<<31|i)
+	}
 	var specs []WorkerSpec
 	for i := range n {
 		specs = append(specs, WorkerSpec{
