@@ -1,0 +1,125 @@
+package prefill
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+const (
+	maxRecent = 64 // warm-ups shown
+	maxShown  = 64 // scopes shown
+)
+
+// Record is one warm-up that was sent. It holds nothing of a prompt.
+type Record struct {
+	Time       time.Time     `json:"time"`
+	Model      string        `json:"model"`
+	Trigger    Trigger       `json:"trigger"`
+	Worker     kv.WorkerRank `json:"worker"`
+	LiveTokens int           `json:"live_tokens"` // that the worker held
+	GainTokens int           `json:"gain_tokens"` // to be computed
+	Seconds    float64       `json:"seconds"`
+	Outcome    string        `json:"outcome"` // warmed, cancelled or failed
+	Reason     string        `json:"reason,omitempty"`
+}
+
+// Snapshot is what /debug/prefill shows.
+type Snapshot struct {
+	Default       Mode    `json:"default"`
+	Holdout       float64 `json:"speculation_holdout"`
+	Conversations int     `json:"conversations"` // that wait for their next turn
+	Queue         int     `json:"queue"`         // warm-ups that wait or are under way
+	HeldBytes     int64   `json:"held_bytes"`
+
+	// Headline is the comparison of all turns that chance chose to warm or to hold out.
+	Headline Comparison `json:"headline"`
+
+	Scopes   []Scope            `json:"scopes"`           // the busiest first
+	Pauses   map[string]float64 `json:"paused,omitempty"` // seconds to go, by worker
+	Recent   []Record           `json:"recent"`           // newest first
+	Scoped   int                `json:"scopes_known"`
+	Shutdown bool               `json:"shutdown,omitempty"`
+}
+
+// Comparison is the TTFT of next turns with and without a warm-up. Turns count where
+// they came back and streamed; their groups were chosen when the warm-up was due, so
+// one that was cancelled counts as warmed.
+type Comparison struct {
+	Held         int      `json:"held_out_turns"`
+	Warmed       int      `json:"warmed_turns"`
+	HeldTTFT     float64  `json:"held_out_ttft_seconds"` // mean
+	WarmedTTFT   float64  `json:"warmed_ttft_seconds"`
+	SavedSeconds Interval `json:"ttft_saved_seconds"`
+	Ratio        Interval `json:"ttft_ratio"` // of geometric means, warmed to held out
+}
+
+// Scope is what is learned of one tenant's use of one model.
+type Scope struct {
+	Key         string  `json:"key,omitempty"`
+	Model       string  `json:"model"`
+	Trigger     Trigger `json:"trigger"`
+	Probability float64 `json:"p_return"`
+	Closed      bool    `json:"closed"` // warming was measured not to pay
+	Spent       float64 `json:"engine_seconds_spent"`
+	Comparison
+}
+
+// Debug returns the state of the moment.
+func (p *Prefiller) Debug() Snapshot {
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := &p.mu.learn
+	s := Snapshot{
+		Default: cmp.Or(p.cfg.Default, ModeOff), Holdout: max(p.cfg.Holdout, 0),
+		Conversations: len(p.mu.table.byKey), Queue: len(p.mu.jobs), HeldBytes: p.held.Load(),
+		Headline: l.total.comparison(), Scoped: len(l.scopes), Shutdown: p.mu.closed,
+	}
+	for of, e := range l.scopes {
+		s.Scopes = append(s.Scopes, Scope{
+			Key: of.key, Model: of.model, Trigger: of.trigger, Probability: l.probability(of),
+			Closed: p.cfg.Holdout > 0 && e.closed(), Spent: e.spent, Comparison: e.comparison(),
+		})
+	}
+	slices.SortFunc(s.Scopes, func(a, b Scope) int {
+		return cmp.Or(cmp.Compare(b.Held+b.Warmed, a.Held+a.Warmed), cmp.Compare(a.Key, b.Key),
+			cmp.Compare(a.Model, b.Model), cmp.Compare(a.Trigger, b.Trigger))
+	})
+	s.Scopes = s.Scopes[:min(len(s.Scopes), maxShown)]
+	for worker, until := range p.mu.pauses {
+		if d := until.Sub(now); d > 0 {
+			if s.Pauses == nil {
+				s.Pauses = map[string]float64{}
+			}
+			s.Pauses[worker] = d.Seconds()
+		}
+	}
+	for i := range min(p.mu.next, maxRecent) {
+		s.Recent = append(s.Recent, p.mu.recent[(p.mu.next-1-i)%maxRecent])
+	}
+	return s
+}
+
+func (e *experiment) comparison() Comparison {
+	c := Comparison{Held: e.held.turns, Warmed: e.warmed.turns, SavedSeconds: e.saving(), Ratio: e.ratio()}
+	if e.held.w > 0 {
+		c.HeldTTFT = e.held.sum / e.held.w
+	}
+	if e.warmed.w > 0 {
+		c.WarmedTTFT = e.warmed.sum / e.warmed.w
+	}
+	return c
+}
+
+// recordLocked keeps what became of a warm-up that was sent.
+func (p *Prefiller) recordLocked(j *job, outcome, reason string) {
+	w := &j.c.warm
+	p.mu.recent[p.mu.next%maxRecent] = Record{
+		Time: j.sent, Model: j.c.scope.model, Trigger: j.trigger, Worker: w.worker, LiveTokens: w.live, GainTokens: w.gain,
+		Seconds: time.Since(j.sent).Seconds(), Outcome: outcome, Reason: reason,
+	}
+	p.mu.next++
+}

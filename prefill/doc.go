@@ -1,0 +1,30 @@
+// Package prefill warms the next turn of a conversation while its user reads. It answers
+// the question "what do we warm, when, and did it pay?".
+//
+//	request ──▶ Arrived ──────────────▶ settles the warm-up of this conversation, cancels it
+//	               │                    if it is still under way
+//	stream  ──▶ Turn.Observe            the assistant message, as the client will echo it
+//	               │
+//	end     ──▶ Turn.Finish ──▶ queue ──▶ body ──▶ gates ──▶ Sender ──▶ worker
+//	                              │         │        │
+//	                          drop oldest   │        └─ gain, cost, load, budget, learning, holdout
+//	                                        └─ client's own body, reply and a stub message, max_tokens 1
+//
+// The engine's own template renders the warm request, so what it caches is what the next
+// turn will start with, reasoning stripped or not. The stub makes the last message one
+// of the user or of a tool, as it will be then.
+//
+// A conversation is known by its messages: the next turn is the first request that
+// starts with exactly those and adds at least two. Every turn that was wanted ends in one
+// outcome: used, late, cancelled, wasted, unmeasured, failed, skipped or held out. Of
+// those that would be warmed, a random share is held out; the difference of the two
+// groups' TTFT is what warming saves.
+//
+// Contract: Arrived, Observe and Finish never wait, neither for a worker nor for a
+// queue. A warm-up that fails, or is never sent, moves a counter and nothing else. It
+// is booked with the router as load, sent once, at most once per conversation at a
+// time, and ends within a minute of its turn. Bodies are held no longer than that, under
+// a byte cap, and are in no log, metric or debug page.
+//
+// "Speculative prefill" here is this warming, not draft-model sparse prefill.
+package prefill

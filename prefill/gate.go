@@ -1,0 +1,140 @@
+package prefill
+
+import (
+	"time"
+
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+const (
+	minGain = 20 * time.Millisecond // of predicted prefill; less is not worth a request
+	// maxBusy is the share of the last minute with clients' prefill waiting above which
+	// a worker is left alone: its queue never empties for long, so a warm-up only moves
+	// work in front of others'.
+	maxBusy = 0.7
+	// budget is the share of a worker's idle time that warming may take.
+	budget = 0.5
+)
+
+// verdict is what a warm-up would do at this moment.
+type verdict struct {
+	worker    kv.WorkerRank
+	blockSize int
+	live      int // tokens that the worker holds anyway
+	gain      int // tokens that the warm-up adds
+	tail      kv.SequenceHash
+	blocks    int
+	busy      float64 // share of the last minute
+	seconds   float64 // gain ÷ R
+}
+
+func (v *verdict) warmth() warmth {
+	return warmth{worker: v.worker, blockSize: v.blockSize, live: v.live, gain: v.gain, tail: v.tail, blocks: v.blocks, seconds: v.seconds, busy: v.busy}
+}
+
+// judge asks every gate. A reason says which one is shut, and again whether it may open
+// soon.
+func (p *Prefiller) judge(j *job, w *plan) (v verdict, reason string, again bool) {
+	o, err := p.cfg.Router.Outlook(&router.Request{
+		Model: j.turn.id.model, Key: j.turn.id.key, Prompt: w.prompt, MaxTokens: w.maxTokens, PinRank: -1,
+	})
+	if err != nil {
+		return v, skipWorker, false
+	}
+	if j.turn.mode == ModeAuto && !holdsCache(&o) {
+		return v, skipGeneric, false
+	}
+	v = gain(j, w, &o)
+	v.seconds = float64(v.gain) / o.Rate
+	if v.gain < o.BlockSize || v.seconds < minGain.Seconds() {
+		return v, skipGain, false
+	}
+	if o.Over > 0 {
+		v.busy = o.Busy.Seconds() / o.Over.Seconds()
+	}
+	now := time.Now()
+	p.mu.Lock()
+	p.mu.tau = time.Duration(o.AgeScale * float64(time.Second))
+	back := p.mu.learn.probability(j.c.scope)
+	pause := p.mu.pauses[o.Worker.ID].Sub(now)
+	p.mu.Unlock()
+	switch {
+	case back*v.seconds <= o.Evict+(1-back)*0.25*float64(o.Inflight)*v.seconds:
+		return v, skipCost, false
+	case v.busy > maxBusy:
+		return v, skipLoad, false
+	case o.Warmed.Seconds()+v.seconds > budget*(o.Over-o.Busy).Seconds():
+		return v, skipBudget, false
+	case pause > 0:
+		return v, skipRetryAfter, now.Add(pause).Before(j.ended.Add(jobLife))
+	case o.Waiting > 0 || o.Warming >= maxPerWorker || o.Full:
+		return v, skipLoad, true
+	}
+	return v, "", false
+}
+
+// gain finds what the worker holds of the next turn's prompt anyway and what a warm-up
+// would add.
+//
+//	tokens known, worker tells its blocks   whole blocks beyond those it holds
+//	tokens known, no events                 beyond where the next prompt leaves this one's
+//	tokens not known                        what was said since the user's last message,
+//	                                        by bytes; only if reasoning will be dropped
+//
+// A worker that ran the turn has cached its reply too, unless reasoning precedes it that
+// the next prompt lacks: without events that is the only reason to warm it.
+func gain(j *job, w *plan, o *router.Outlook) verdict {
+	v := verdict{worker: o.Worker, blockSize: o.BlockSize}
+	same := o.Worker == j.c.served
+	if w.prefix > 0 {
+		v.blocks = w.prefix / o.BlockSize
+		end := v.blocks * o.BlockSize
+		if v.blocks > 0 {
+			v.tail = w.prompt.Chain(o.BlockSize)[v.blocks-1]
+		}
+		v.live = o.OverlapTokens
+		if o.Coverage == router.FeedNone && same && w.known {
+			leaves := w.shared < len(j.end.Prompt.Tokens)
+			v.live = w.shared / o.BlockSize * o.BlockSize
+			if !leaves && !j.c.thought {
+				v.live = end
+			}
+		}
+		v.live = min(v.live, end)
+		v.gain = end - v.live
+		if o.Coverage != router.FeedNone || w.known || !same {
+			return v
+		}
+	}
+	if !same {
+		v.gain = max(o.PromptTokens-o.OverlapTokens, 0)
+		v.live = o.PromptTokens - v.gain
+		return v
+	}
+	v.gain = 0
+	if j.c.thought {
+		perToken := w.prompt.BytesPerToken
+		if b := j.end.Prompt; b != nil && b.BytesPerToken > 0 {
+			perToken = b.BytesPerToken
+		}
+		if perToken > 0 {
+			v.gain = int(float64(w.visible) / perToken)
+		}
+	}
+	whole := o.PromptTokens
+	if n := j.end.Usage.PromptTokens; n >= 0 && j.end.Prompt != nil {
+		whole = n + max(o.PromptTokens-j.end.Prompt.TokenCount, 0)
+	}
+	v.live = max(whole-v.gain, 0)
+	return v
+}
+
+// holdsCache tells whether a worker is known to keep prefixes.
+func holdsCache(o *router.Outlook) bool {
+	switch o.Engine {
+	case "vllm", "sglang", "llamacpp", "trtllm":
+		return true
+	}
+	return o.Coverage != router.FeedNone
+}

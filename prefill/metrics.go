@@ -1,0 +1,95 @@
+package prefill
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// The outcomes of a turn that was a candidate for warming.
+const (
+	outcomeUsed       = "used"       // the next turn found more cached than it would have
+	outcomeLate       = "late"       // the next turn came before the warm-up was sent
+	outcomeCancelled  = "cancelled"  // the next turn came while it was under way
+	outcomeWasted     = "wasted"     // no next turn, or one that did not profit
+	outcomeUnmeasured = "unmeasured" // nobody can tell
+	outcomeFailed     = "failed"
+	outcomeSkipped    = "skipped"
+	outcomeHoldout    = "holdout"
+)
+
+// The reasons of outcomeSkipped.
+const (
+	skipShape      = "shape"       // a reply that cannot be echoed, or more than one
+	skipFinish     = "finish"      // it ended in another way than stop or tool_calls
+	skipIncomplete = "incomplete"  // the answer failed, or the client left before its end
+	skipBytes      = "bytes"       // too large, or no room under the cap
+	skipQueue      = "queue"       // dropped for a newer one
+	skipSuperseded = "superseded"  // the same turn ended again
+	skipWorker     = "no_worker"   // nobody can take it
+	skipGeneric    = "generic"     // mode auto, and the worker is not known to hold a cache
+	skipGain       = "no_gain"     // the worker holds the next prompt's start anyway
+	skipCost       = "cost"        // expected loss of others exceeds the expected gain
+	skipLoad       = "load"        // clients' requests keep the worker busy
+	skipBudget     = "budget"      // warming has had its share of the worker's idle time
+	skipRetryAfter = "retry_after" // the worker asked for a pause
+	skipLearning   = "learning"    // measured not to pay
+	skipShutdown   = "shutdown"
+)
+
+// The reasons of outcomeWasted and outcomeUnmeasured.
+const (
+	wasteNoReturn = "no_return" // no next turn came in 15 minutes
+	wasteEvicted  = "evicted"   // the prompt matched, but the blocks were gone
+	wasteMismatch = "mismatch"  // the next prompt did not start with what was warmed
+	wasteMoved    = "moved"     // the next turn ran elsewhere
+	wasteReplaced = "replaced"  // the same turn ended again, or the conversation was forgotten
+	blindUsage    = "no_usage"  // the engine reports no cached tokens
+	blindFailed   = "failed"    // the next turn failed
+)
+
+type metrics struct {
+	turns     *prometheus.CounterVec
+	outcomes  *prometheus.CounterVec
+	sent      *prometheus.CounterVec
+	tokens    *prometheus.CounterVec
+	seconds   prometheus.Histogram
+	ttft      *prometheus.HistogramVec
+	forgotten prometheus.Counter
+	inflight  prometheus.Gauge
+}
+
+func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Namespace: "warmroute", Subsystem: "prefill", Name: name, Help: help}
+	}
+	gauge := func(name, help string, f func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "warmroute", Subsystem: "prefill", Name: name, Help: help}, f)
+	}
+	m := &metrics{
+		turns: prometheus.NewCounterVec(counter("turns_total",
+			"Finished turns that were candidates for warming, by trigger: turn, tools or none."), []string{"trigger"}),
+		outcomes: prometheus.NewCounterVec(counter("outcomes_total",
+			"What became of those turns: used, late, cancelled, wasted, unmeasured, failed, skipped or holdout, and why."), []string{"outcome", "reason"}),
+		sent: prometheus.NewCounterVec(counter("sent_total",
+			"Warm-ups sent to workers, by trigger."), []string{"trigger"}),
+		tokens: prometheus.NewCounterVec(counter("tokens_total",
+			"Tokens of warm-ups: sent (to be computed), used (reported cached by the next turn beyond what was there), cancelled_used (of those, by warm-ups that were cancelled)."), []string{"kind"}),
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "duration_seconds",
+			Help: "Time from sending a warm-up to its answer.", Buckets: []float64{.025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}}),
+		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "next_turn_ttft_seconds",
+			Help:    "Time to first token of next turns, by whether chance had their warm-up sent (warmed) or held out (holdout).",
+			Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}}, []string{"group"}),
+		forgotten: prometheus.NewCounter(counter("conversations_forgotten_total",
+			"Open conversations dropped for room before their next turn.")),
+		inflight: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "inflight",
+			Help: "Warm-ups sent and not yet answered."}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.forgotten, m.inflight,
+			gauge("conversations", "Finished turns that wait for their next one.", func() float64 { n, _ := p.sizes(); return float64(n) }),
+			gauge("queue", "Warm-ups that wait or are under way.", func() float64 { _, n := p.sizes(); return float64(n) }),
+			gauge("held_bytes", "Bytes of bodies and replies kept for warming.", func() float64 { return float64(p.held.Load()) }))
+	}
+	return m
+}
+
+func (m *metrics) outcome(outcome, reason string) { m.outcomes.WithLabelValues(outcome, reason).Inc() }

@@ -1,0 +1,400 @@
+package prefill
+
+import (
+	"context"
+	"hash/maphash"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+// Prefiller warms next turns. It is safe for concurrent use.
+type Prefiller struct {
+	cfg     Config
+	seed    maphash.Seed
+	sums    sync.Pool
+	held    atomic.Int64 // bytes of bodies and replies
+	open    atomic.Int64 // conversations in the table
+	wake    chan struct{}
+	metrics *metrics
+
+	admit sync.Mutex // held from the last look at a worker to the booking there; before mu
+
+	mu struct {
+		sync.Mutex
+		table  table
+		jobs   []*job // oldest first
+		fresh  []*job // of them, those that Run has not started
+		pauses map[string]time.Time
+		learn  learning
+		rand   *rand.Rand
+		tau    time.Duration // age scale that the router told last
+		recent [maxRecent]Record
+		next   int
+		closed bool
+	}
+}
+
+// job is one warm-up from the end of its turn to its own end. Guarded by Prefiller.mu,
+// but for what never changes.
+type job struct {
+	c       *conversation
+	turn    *Turn
+	trigger Trigger
+	ended   time.Time // of the turn
+	end     End
+
+	cancel context.CancelFunc // nil until Run has started it
+	lease  *router.Lease      // nil until it is sent
+	sent   time.Time
+	over   bool // its outcome is decided, or is up to the next turn
+}
+
+// New returns a Prefiller; Run makes it work. It panics where Config.Validate fails.
+func New(cfg Config) *Prefiller {
+	if err := cfg.Validate(); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	if cfg.Holdout == 0 {
+		cfg.Holdout = defaultHoldout
+	}
+	if cfg.HeldBytes == 0 {
+		cfg.HeldBytes = defaultHeldBytes
+	}
+	if cfg.Seed == 0 {
+		cfg.Seed = rand.Uint64()
+	}
+	p := &Prefiller{cfg: cfg, seed: maphash.MakeSeed(), wake: make(chan struct{}, 1)}
+	p.sums.New = func() any { return new([]uint64) }
+	p.mu.table.init()
+	p.mu.pauses = map[string]time.Time{}
+	p.mu.learn.init()
+	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
+	p.mu.tau = time.Minute
+	p.metrics = newMetrics(p, cfg.Registerer)
+	return p
+}
+
+// Run works until ctx ends. Then what waits is dropped, what is under way is cancelled,
+// and every goroutine has returned when Run does.
+func (p *Prefiller) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer p.close()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			p.sweep(time.Now())
+		case <-p.wake:
+			p.mu.Lock()
+			fresh := p.mu.fresh
+			p.mu.fresh = nil
+			p.mu.Unlock()
+			for _, j := range fresh {
+				wg.Go(func() { p.work(ctx, j) })
+			}
+		}
+	}
+}
+
+// close drops every warm-up and takes no more.
+func (p *Prefiller) close() {
+	p.mu.Lock()
+	p.mu.closed = true
+	jobs := append([]*job(nil), p.mu.jobs...)
+	p.mu.Unlock()
+	for _, j := range jobs {
+		p.stop(j, outcomeSkipped, skipShutdown)
+	}
+}
+
+// Pause keeps warm-ups from a worker for a while: it answered a request with Retry-After.
+func (p *Prefiller) Pause(worker string, d time.Duration) {
+	if p == nil || d <= 0 {
+		return
+	}
+	until := time.Now().Add(min(d, time.Hour))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.mu.pauses[worker]; (known || len(p.mu.pauses) < maxPauses) && until.After(p.mu.pauses[worker]) {
+		p.mu.pauses[worker] = until
+	}
+}
+
+const maxPauses = 4096
+
+// idle tells whether no conversation waits for its next turn.
+func (p *Prefiller) idle() bool { return p.open.Load() == 0 }
+
+func (p *Prefiller) sizes() (conversations, jobs int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.mu.table.byKey), len(p.mu.jobs)
+}
+
+// queue opens the conversation of a finished turn and queues its warm-up.
+func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
+	now := time.Now()
+	if e.Prompt != nil && !t.hold(int64(4*len(e.Prompt.Tokens))) {
+		e.Prompt = nil // it only sharpens the estimate for workers without events
+	}
+	c := &conversation{
+		key: t.key, messages: t.messages, scope: scope{t.id.key, t.id.model, trigger},
+		served: e.Worker, ended: now, thought: t.thought,
+	}
+	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e}
+	c.job = j
+	c.open = true
+
+	p.mu.Lock()
+	if p.mu.closed {
+		p.mu.Unlock()
+		t.drop()
+		p.metrics.outcome(outcomeSkipped, skipShutdown)
+		return
+	}
+	old := p.mu.table.byKey[c.key]
+	if old == nil && len(p.mu.table.byKey) >= maxConversations {
+		old = p.mu.table.oldest()
+		p.metrics.forgotten.Inc()
+	}
+	if old != nil {
+		p.mu.table.remove(old)
+	}
+	p.mu.table.add(c)
+	p.open.Store(int64(len(p.mu.table.byKey)))
+	var dropped *job
+	if len(p.mu.jobs) >= maxJobs {
+		for _, k := range p.mu.jobs {
+			if k.lease == nil {
+				dropped = k
+				break
+			}
+		}
+	}
+	p.mu.jobs = append(p.mu.jobs, j)
+	p.mu.fresh = append(p.mu.fresh, j)
+	p.mu.Unlock()
+
+	if old != nil {
+		p.replaced(old)
+	}
+	if dropped != nil {
+		p.stop(dropped, outcomeSkipped, skipQueue)
+	}
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// replaced ends a conversation that gave way to another.
+func (p *Prefiller) replaced(c *conversation) {
+	p.mu.Lock()
+	j := c.job
+	p.mu.Unlock()
+	if j != nil && p.stop(j, outcomeSkipped, skipSuperseded) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closeLocked(c, outcomeWasted, wasteReplaced)
+}
+
+// closeLocked counts the outcome of a conversation, if it is still to come.
+func (p *Prefiller) closeLocked(c *conversation, outcome, reason string) bool {
+	if !c.open {
+		return false
+	}
+	c.open = false
+	p.metrics.outcome(outcome, reason)
+	return true
+}
+
+// stop ends a warm-up before its answer: one that waits is dropped, one that is under
+// way is cancelled. It tells whether there was one to end. outcome and reason are those
+// of one that was not sent; one that was sent counts as cancelled.
+func (p *Prefiller) stop(j *job, outcome, reason string) bool {
+	p.mu.Lock()
+	if j.over {
+		p.mu.Unlock()
+		return false
+	}
+	p.endLocked(j)
+	lease, cancel := j.lease, j.cancel
+	if lease == nil {
+		j.c.state = outcome
+		if outcome == outcomeSkipped {
+			j.c.state += ":" + reason
+		}
+		p.closeLocked(j.c, outcome, reason)
+	} else {
+		j.c.state = outcomeCancelled
+		j.c.warm.cancelled = true
+		p.mu.learn.spent(j.c, time.Since(j.sent))
+		p.closeLocked(j.c, outcomeCancelled, "")
+		p.recordLocked(j, outcomeCancelled, "")
+	}
+	p.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	} else {
+		j.turn.drop() // Run will find it over
+	}
+	if lease != nil {
+		lease.Done(noOutcome)
+	}
+	return true
+}
+
+// noOutcome is that of a warm-up without an answer.
+var noOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
+
+// endLocked takes a job out of the queue.
+func (p *Prefiller) endLocked(j *job) {
+	j.over = true
+	j.c.job = nil
+	for i, k := range p.mu.jobs {
+		if k == j {
+			p.mu.jobs = append(p.mu.jobs[:i], p.mu.jobs[i+1:]...)
+			break
+		}
+	}
+	for i, k := range p.mu.fresh {
+		if k == j {
+			p.mu.fresh = append(p.mu.fresh[:i], p.mu.fresh[i+1:]...)
+			break
+		}
+	}
+}
+
+// returned closes the conversation that a request continues and cancels its warm-up.
+func (p *Prefiller) returned(hashes []uint64) *conversation {
+	p.mu.Lock()
+	c := p.mu.table.find(hashes)
+	if c == nil {
+		p.mu.Unlock()
+		return nil
+	}
+	p.mu.table.remove(c)
+	p.open.Store(int64(len(p.mu.table.byKey)))
+	if !c.overdue {
+		p.mu.learn.back(c.scope)
+	}
+	j := c.job
+	p.mu.Unlock()
+	if j != nil {
+		p.stop(j, outcomeLate, "")
+	}
+	return c
+}
+
+// sweep closes what has waited for too long. A conversation is not expected back after
+// five times the age scale τ of the cache; it may still come until 15 minutes are over.
+func (p *Prefiller) sweep(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := &p.mu.table
+	patience := min(5*p.mu.tau, openLife)
+	for e := t.order[0].Front(); e != nil && now.Sub(e.Value.(*conversation).ended) >= patience; e = t.order[0].Front() {
+		c := e.Value.(*conversation)
+		p.mu.learn.lost(c.scope)
+		t.late(c)
+	}
+	for e := t.order[1].Front(); e != nil && now.Sub(e.Value.(*conversation).ended) >= openLife; e = t.order[1].Front() {
+		c := e.Value.(*conversation)
+		t.remove(c)
+		p.closeLocked(c, outcomeWasted, wasteNoReturn)
+	}
+	p.open.Store(int64(len(t.byKey)))
+	for worker, until := range p.mu.pauses {
+		if !until.After(now) {
+			delete(p.mu.pauses, worker)
+		}
+	}
+}
+
+// settle counts what the next turn tells of the warm-up before it.
+func (p *Prefiller) settle(c *conversation, e *End) {
+	block := max(c.warm.blockSize, 1)
+	used := 0
+	if e.OK && e.Usage.CachedTokens >= 0 {
+		used = max(min(e.Usage.CachedTokens-c.warm.live, c.warm.gain), 0)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.OK && e.TTFT > 0 && c.group != groupNone {
+		p.mu.learn.measured(c, e.TTFT)
+		switch {
+		case c.group == groupWarmed && !c.probe:
+			p.metrics.ttft.WithLabelValues("warmed").Observe(e.TTFT.Seconds())
+		case c.group == groupHoldout:
+			p.metrics.ttft.WithLabelValues("holdout").Observe(e.TTFT.Seconds())
+		}
+	}
+	if c.warm.gain == 0 {
+		return
+	}
+	if c.warm.cancelled {
+		p.metrics.tokens.WithLabelValues("cancelled_used").Add(float64(used))
+		return
+	}
+	switch {
+	case !c.open: // failed, or settled before
+	case !e.OK:
+		p.closeLocked(c, outcomeUnmeasured, blindFailed)
+	case e.Usage.CachedTokens < 0:
+		p.closeLocked(c, outcomeUnmeasured, blindUsage)
+	case used >= min(block, c.warm.gain):
+		p.metrics.tokens.WithLabelValues("used").Add(float64(used))
+		p.closeLocked(c, outcomeUsed, "")
+	case e.Worker != c.warm.worker:
+		p.closeLocked(c, outcomeWasted, wasteMoved)
+	case c.warm.blocks > 0 && e.Prompt != nil && !starts(e.Prompt, &c.warm):
+		p.closeLocked(c, outcomeWasted, wasteMismatch)
+	default:
+		p.closeLocked(c, outcomeWasted, wasteEvicted)
+	}
+}
+
+// starts tells whether a prompt starts with what was warmed.
+func starts(prompt *kv.Prompt, w *warmth) bool {
+	chain := prompt.Chain(w.blockSize)
+	return len(chain) >= w.blocks && chain[w.blocks-1] == w.tail
+}
+
+// failure names what went wrong with a warm-up that was sent.
+func failure(a Answer, err error) string {
+	switch {
+	case err != nil && strings.Contains(err.Error(), context.DeadlineExceeded.Error()):
+		return "timeout"
+	case err != nil:
+		return "connection"
+	case a.Status == 429 || a.Status == 503:
+		return "busy"
+	case a.Status >= 500:
+		return "http_5xx"
+	case a.Status >= 400:
+		return "http_4xx"
+	}
+	return "http_other"
+}
+
+// answered is the outcome that the router gets of an answer.
+func answered(a Answer) router.Outcome {
+	u := a.Usage
+	if u == (openai.Usage{}) {
+		u = openai.NoUsage
+	}
+	return router.Outcome{OK: a.Status == 200, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens}
+}

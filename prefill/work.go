@@ -1,0 +1,285 @@
+package prefill
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+const (
+	firstWait = 50 * time.Millisecond // before a busy worker is looked at again; doubled …
+	longWait  = 400 * time.Millisecond
+)
+
+// work takes one warm-up from the end of its turn to its answer.
+func (p *Prefiller) work(ctx context.Context, j *job) {
+	ctx, cancel := context.WithDeadline(ctx, j.ended.Add(jobLife))
+	defer cancel()
+	p.mu.Lock()
+	j.cancel = cancel
+	over := j.over
+	p.mu.Unlock()
+	if over {
+		return // stop has let go of the turn
+	}
+	defer j.turn.drop()
+	// Blocks of the reply are told by events that may still be on their way.
+	if !sleep(ctx, time.Until(j.ended.Add(settleDelay))) {
+		p.stop(j, outcomeSkipped, skipShutdown)
+		return
+	}
+	w, reason := p.prepare(ctx, j)
+	if reason != "" {
+		p.stop(j, outcomeSkipped, reason)
+		return
+	}
+	var lease *router.Lease
+	for wait := firstWait; ; wait = min(2*wait, longWait) {
+		var again bool
+		if lease, reason, again = p.try(ctx, j, w); reason == "" {
+			break
+		}
+		if !again || !sleep(ctx, wait) {
+			p.stop(j, outcomeSkipped, reason)
+			return
+		}
+	}
+	if lease == nil {
+		return // held out, or cancelled at the last moment
+	}
+	rank := ""
+	if lease.SendRank() {
+		rank = strconv.Itoa(lease.Worker().Rank)
+	}
+	a, err := p.cfg.Sender.Prefill(ctx, &Warmup{
+		Worker: lease.Worker(), Body: w.body, Authorization: j.end.Authorization,
+		Header: warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank),
+	})
+	p.metrics.inflight.Dec()
+	if err != nil {
+		lease.Done(noOutcome)
+	} else {
+		lease.Done(answered(a))
+	}
+	p.finished(j, lease.Worker().ID, a, err, ctx.Err())
+}
+
+// sleep waits for d and tells whether ctx lasted so long.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return ctx.Err() == nil
+	}
+}
+
+// newID returns a request id that shows what it is for.
+func newID() string {
+	var b [8]byte
+	for i, v := 0, rand.Uint64(); i < len(b); i++ {
+		b[i] = byte(v >> (8 * i))
+	}
+	return "warm-" + hex.EncodeToString(b[:])
+}
+
+// warmth to be: one warm request and what is known of its prompt.
+type plan struct {
+	body      []byte
+	prompt    *kv.Prompt
+	prefix    int  // tokens of the prompt that the next turn shares; 0: tokens are not known
+	visible   int  // bytes of replies and tool messages since the last user's message
+	maxTokens int  // of the client, so that the router sees the turn to come
+	known     bool // the tokens of the finished turn's own prompt are known
+	shared    int  // tokens that its prompt and the warm one share
+}
+
+// prepare builds the warm request and finds out what it shares with the next turn.
+func (p *Prefiller) prepare(ctx context.Context, j *job) (w *plan, reason string) {
+	t := j.turn
+	var v openai.Request
+	if err := openai.ParseRequest(openai.Chat, t.body, &v); err != nil {
+		return nil, skipShape
+	}
+	body := t.body
+	if (openai.Edit{RemoveHints: true}).Needed(&v) {
+		body = openai.Rewrite(make([]byte, 0, len(body)), body, &v, openai.Edit{RemoveHints: true})
+		if err := openai.ParseRequest(openai.Chat, body, &v); err != nil {
+			return nil, skipShape
+		}
+	}
+	w = &plan{maxTokens: v.MaxTokens, visible: visible(&v, &t.reply)}
+	var err error
+	if w.body, err = warmBody(nil, body, &v, &t.reply, j.trigger, stubs[0]); err != nil {
+		return nil, skipShape
+	}
+	if w.prompt = p.identify(ctx, w.body, t.id.ns); w.prompt == nil {
+		return nil, skipShape
+	}
+	if !whollyExact(w.prompt) {
+		return w, ""
+	}
+	// The first rendering bounds the gain from above; a second one is only worth its
+	// price where that is not too little.
+	w.prefix = len(w.prompt.Tokens)
+	w.compare(j.end.Prompt)
+	if _, reason, again := p.judge(j, w); reason != "" && !again {
+		return nil, reason
+	}
+	other, err := warmBody(nil, body, &v, &t.reply, j.trigger, stubs[1])
+	if err != nil {
+		return nil, skipShape
+	}
+	if q := p.identify(ctx, other, t.id.ns); q != nil && whollyExact(q) {
+		// The last token may be another one once the next message's text follows it.
+		w.prefix = max(common(w.prompt.Tokens, q.Tokens)-1, 0)
+	} else {
+		w.prefix = max(w.prefix-stubTokens, 0)
+	}
+	return w, ""
+}
+
+// stubTokens is a generous guess at the tokens of a stub message with what the template
+// writes around it.
+const stubTokens = 32
+
+func (p *Prefiller) identify(ctx context.Context, body []byte, ns kv.Namespace) *kv.Prompt {
+	var v openai.Request
+	if err := openai.ParseRequest(openai.Chat, body, &v); err != nil {
+		return nil
+	}
+	return p.cfg.Identify(ctx, &v, body, ns)
+}
+
+// whollyExact tells whether all tokens of a prompt are known.
+func whollyExact(p *kv.Prompt) bool {
+	return p.Exact() && p.Reason == "" && len(p.Tokens) == p.TokenCount
+}
+
+// compare finds where the next turn's prompt leaves that of the finished one.
+func (w *plan) compare(before *kv.Prompt) {
+	if before != nil && whollyExact(before) {
+		w.known, w.shared = true, common(before.Tokens, w.prompt.Tokens)
+	}
+}
+
+func common(a, b []uint32) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}
+
+// visible counts the bytes of content since the last user's message, the reply included.
+func visible(v *openai.Request, m *reply) int {
+	rest, _, _ := withoutReasoning(m.content)
+	n := len(rest)
+	for i := range m.calls {
+		n += len(m.calls[i].name) + len(m.calls[i].args)
+	}
+	for i := len(v.Messages) - 1; i >= 0 && v.Messages[i].Role != "user"; i-- {
+		if r := v.Messages[i].Role; r == "assistant" || r == "tool" {
+			n += v.Messages[i].End - v.Messages[i].Start
+		}
+	}
+	return n
+}
+
+// try looks at the worker that would take the next turn and books the warm-up there. A
+// reason says why not, and again whether that may change soon. Without lease and reason
+// the job was cancelled.
+func (p *Prefiller) try(ctx context.Context, j *job, w *plan) (lease *router.Lease, reason string, again bool) {
+	p.admit.Lock()
+	defer p.admit.Unlock()
+	v, reason, again := p.judge(j, w)
+	if reason != "" {
+		return nil, reason, again
+	}
+	p.mu.Lock()
+	if j.over {
+		p.mu.Unlock()
+		return nil, "", false
+	}
+	g, probe := p.mu.learn.assign(j.c.scope, p.cfg.Holdout, p.mu.rand)
+	switch g {
+	case groupHoldout:
+		p.endLocked(j)
+		j.c.group, j.c.state = g, outcomeHoldout
+		p.closeLocked(j.c, outcomeHoldout, "")
+	case groupClosed:
+		p.endLocked(j)
+		j.c.group, j.c.state = g, outcomeSkipped+":"+skipLearning
+		p.closeLocked(j.c, outcomeSkipped, skipLearning)
+	}
+	p.mu.Unlock()
+	if g != groupWarmed {
+		return nil, "", false
+	}
+	lease, err := p.cfg.Router.Route(ctx, &router.Request{
+		Model: j.turn.id.model, Key: j.turn.id.key, Prompt: w.prompt, MaxTokens: 1,
+		PinWorker: v.worker.ID, PinRank: v.worker.Rank, Speculative: true,
+	})
+	if err != nil {
+		return nil, skipWorker, false
+	}
+	p.mu.Lock()
+	if j.over {
+		p.mu.Unlock()
+		lease.Done(noOutcome)
+		return nil, "", false
+	}
+	j.lease, j.sent = lease, time.Now()
+	j.c.group, j.c.probe, j.c.state = g, probe, "warming"
+	j.c.warm = v.warmth()
+	p.metrics.inflight.Inc()
+	p.metrics.sent.WithLabelValues(string(j.trigger)).Inc()
+	p.metrics.tokens.WithLabelValues("sent").Add(float64(v.gain))
+	p.mu.Unlock()
+	return lease, "", false
+}
+
+// finished counts the answer of a warm-up. ended is the error of its context.
+func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) {
+	now := time.Now()
+	p.mu.Lock()
+	if j.over {
+		p.mu.Unlock()
+		return // cancelled
+	}
+	p.endLocked(j)
+	took := now.Sub(j.sent)
+	p.mu.learn.spent(j.c, took)
+	p.metrics.seconds.Observe(took.Seconds())
+	if err == nil && a.Status == 200 {
+		j.c.state = "warmed"
+		p.recordLocked(j, "warmed", "")
+		p.mu.Unlock()
+		return
+	}
+	reason := failure(a, err)
+	if errors.Is(ended, context.DeadlineExceeded) {
+		reason = "timeout"
+	}
+	j.c.state = outcomeFailed
+	p.closeLocked(j.c, outcomeFailed, reason)
+	p.recordLocked(j, outcomeFailed, reason)
+	p.mu.Unlock()
+	switch {
+	case a.RetryAfter > 0:
+		p.Pause(worker, a.RetryAfter)
+	case reason != "http_4xx":
+		p.Pause(worker, failurePause)
+	}
+}
