@@ -63,6 +63,7 @@ func TestCommandLine_BadInput(t *testing.T) {
 	f([]string{"relay", "--nats", "http://h", "--events", "tcp://127.0.0.1:1", "--url", "http://127.0.0.1:1"}, "--nats", "nats://")
 	f([]string{"worker", "--like", "trt"}, "trt", "vllm or sglang")
 	f([]string{"worker", "--layout", "v1"}, "v1")
+	f([]string{"worker", "--profile", "cubic"}, "cubic", "linear or polynomial")
 	f([]string{"worker", "--replay", "tcp://127.0.0.1:0"}, "events")
 }
 

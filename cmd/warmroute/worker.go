@@ -15,6 +15,7 @@ import (
 
 // bindWorker declares the flags of the simulated worker.
 func bindWorker(c *sim.Config, f *pflag.FlagSet) {
+	f.Var(&profileFlag{c: c, name: "linear"}, "profile", "time model: linear, or polynomial as NVIDIA Dynamo's mocker")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar((*string)(&c.Like), "like", string(sim.VLLM), "engine whose wires are spoken: vllm or sglang")
 	f.StringVar(&c.AdvertiseModel, "model", "sim", "served model name")
@@ -40,6 +41,24 @@ func bindWorker(c *sim.Config, f *pflag.FlagSet) {
 	f.DurationVar(&c.Grace, "grace", 0, "time that requests have to finish after SIGTERM")
 }
 
+// profileFlag sets the engine's time model by name.
+type profileFlag struct {
+	c    *sim.Config
+	name string
+}
+
+func (p *profileFlag) Type() string   { return "string" }
+func (p *profileFlag) String() string { return p.name }
+
+// Set takes the name of a profile.
+func (p *profileFlag) Set(name string) error {
+	profile, err := sim.ParseProfile(name)
+	if err == nil {
+		p.c.Engine.Profile, p.name = profile, name
+	}
+	return err
+}
+
 func layoutNames() []string {
 	var names []string
 	for _, l := range kvwire.Layouts() {
@@ -56,7 +75,7 @@ func newWorker() *cobra.Command {
 		Short: "Run a simulated engine, no GPU",
 		Long: `worker runs a simulated vLLM or SGLang: a paged KV cache with prefix caching,
 continuous batching with chunked prefill, the engine's HTTP surface and its KV events
-over ZMQ. Times follow a linear profile: 8,000 prefill tokens a second, 8 ms a step.
+over ZMQ. The linear profile prefills 8,000 tokens a second and takes 8 ms a step.
 POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, restart).`,
 		Example: `  warmroute worker --listen 127.0.0.1:8100 --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657
   warmroute worker --like sglang --listen 127.0.0.1:8101 --events tcp://127.0.0.1:5558 --template thinking`,
