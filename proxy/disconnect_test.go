@@ -81,9 +81,6 @@ func TestDisconnect_EndsTheWorkersSide(t *testing.T) {
 				o.proxy.TLS = selfSigned(t)
 			}
 			r := newRig(t, o, w)
-			if o.portable {
-				r.Server.listen.(*listener).portable = true
-			}
 			for _, m := range moments {
 				if m.pipelined && front == "portable" {
 					continue // blind by nature once the next request waits
