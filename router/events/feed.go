@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -65,12 +64,11 @@ type feed struct {
 	sub     *nats.Subscription
 	dropped int // by nats.go from sub, so far
 
-	epoch  uint64    // followed; 0 until one is known
-	past   [4]uint64 // epochs that ended
-	seq    uint64    // last delta applied
-	based  bool      // the index holds the state after seq of epoch, or less
-	synced bool      // deltas are applied as they come
-	resync *resync   // under way; nil when synced
+	epoch  uint64  // followed; 0 until one is known
+	seq    uint64  // last delta applied
+	based  bool    // the index holds the state after seq of epoch, or less
+	synced bool    // deltas are applied as they come
+	resync *resync // under way; nil when synced
 
 	blockSize int
 	index     *index.Exact // of blockSize; nil until it is known
@@ -209,7 +207,6 @@ func (f *feed) follow(h *heard) {
 	f.subject = f.c.subjects.deltas(h.a.Worker, h.rank.Rank)
 	f.state = f.c.subjects.state(h.a.Worker, h.rank.Rank)
 	f.leaveEpoch()
-	f.past = [4]uint64{} // of another relay
 	f.lastHeard = f.c.cfg.Now()
 	sub, err := f.link.nc.Subscribe(f.subject, func(m *nats.Msg) { f.q.put(item{delta: m.Data}) })
 	if err != nil {
@@ -233,10 +230,6 @@ func (f *feed) unfollow() {
 
 // leaveEpoch forgets where the feed stands; the index keeps what it has.
 func (f *feed) leaveEpoch() {
-	if f.epoch != 0 {
-		copy(f.past[1:], f.past[:])
-		f.past[0] = f.epoch
-	}
 	f.epoch, f.seq, f.based, f.synced = 0, 0, false, false
 	f.gapAt = time.Time{}
 	f.distrusted, f.doubtedAt = time.Time{}, time.Time{}
@@ -276,15 +269,21 @@ func (f *feed) announced(h *heard) {
 		}
 		return
 	}
+	epoch, err := strconv.ParseUint(h.rank.Epoch, 16, 64)
+	if err != nil || epoch == 0 {
+		f.misread(errMessage)
+		return
+	}
 	switch {
 	case f.relay == "":
 		f.follow(h)
-	case mine:
+	case mine && epoch >= f.epoch:
 		f.left = false
 		if f.subject != f.c.subjects.deltas(h.a.Worker, h.rank.Rank) {
 			f.follow(h)
 		}
 	case f.left || f.link.up.Load() && now.Sub(f.lastHeard) > f.c.timing.stale:
+		// Another relay, or this one with a clock that was set back.
 		f.log.Info("following another relay", "relay", h.a.Relay, "before", f.relay)
 		f.follow(h)
 	default:
@@ -299,10 +298,6 @@ func (f *feed) announced(h *heard) {
 		rs.retryAt = now // the relay is there
 	}
 	f.coverage, f.reason, f.capacity = h.rank.Coverage, h.rank.Reason, h.a.Info.CapacityTokens
-	epoch, err := strconv.ParseUint(h.rank.Epoch, 16, 64)
-	if err != nil || epoch == 0 || slices.Contains(f.past[:], epoch) {
-		return
-	}
 	switch {
 	case epoch != f.epoch:
 		f.setBlockSize(h.rank.BlockSize)
@@ -335,7 +330,7 @@ func (f *feed) delta(msg []byte) {
 		f.c.metrics.dropped.WithLabelValues("other_relay").Inc()
 		return
 	case h.epoch == f.epoch:
-	case slices.Contains(f.past[:], h.epoch):
+	case h.epoch < f.epoch:
 		f.c.metrics.dropped.WithLabelValues("old_epoch").Inc()
 		return
 	default:

@@ -234,14 +234,14 @@ func TestFC51_PageSizeOneIsRefusedLoudly(t *testing.T) {
 	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
 	e.layout = kvwire.LayoutSGLang
 	r := newRig(t, rigConfig{})
-	relay, _ := r.relay(e, r.bus.Local(), nil)
+	r.relay(e, r.bus.Local(), nil)
 	ev := store(0, []uint32{7}, 7)
 	ev.BlockSize = 1
 	e.publish(ev)
 	eventually(t, 5*time.Second, "the flag that mends it", func() bool { return strings.Contains(r.status(w1).Reason, "--page-size") })
 
 	e = newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
-	relay, _ = r.relay(e, r.bus.Local(), func(c *RelayConfig) { c.Worker = "w2" })
+	relay, _ := r.relay(e, r.bus.Local(), func(c *RelayConfig) { c.Worker = "w2" })
 	relay.SetInfo(WorkerInfo{BlockSize: 64}) // registered with another size: the events' wins
 	e.store(tokens(0, 3))
 	r.converges(5*time.Second, kv.WorkerRank{ID: "w2"}, FeedComplete, e.truth)

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -58,6 +60,7 @@ type engine struct {
 	layout kvwire.Layout
 	rng    *rand.Rand
 	salt   uint64 // of the engine's own hashes
+	time   float64
 
 	toks   map[kvwire.EngineHash][]uint32 // the prefix up to and with the block
 	copies map[kvwire.EngineHash]int      // on the GPU
@@ -129,7 +132,8 @@ func (e *engine) publish(events ...kvwire.Event) {
 
 func (e *engine) publishRank(rank int, events ...kvwire.Event) {
 	e.t.Helper()
-	e.pub.Publish(kvwire.Append(nil, e.layout, &kvwire.Batch{Time: 1, Events: events, Rank: rank}, kvwire.EncodeOptions{}))
+	e.time += 0.01 // no two batches of an engine have the same bytes
+	e.pub.Publish(kvwire.Append(nil, e.layout, &kvwire.Batch{Time: e.time, Events: events, Rank: rank}, kvwire.EncodeOptions{}))
 }
 
 // store publishes that a whole prompt is cached, reusing what is.
@@ -374,6 +378,9 @@ func (r *rig) counter(name string, labels ...string) float64 {
 	}
 	return sum
 }
+
+// sorted returns the hashes that have copies, in an order that a seed repeats.
+func (e *engine) sorted() []kvwire.EngineHash { return slices.Sorted(maps.Keys(e.copies)) }
 
 // cycles is n, or 50 times that in a soak test.
 func cycles(n int) int {

@@ -15,6 +15,7 @@ import (
 )
 
 func TestRelay_ConfigErrorsNameWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	b := openBus(t, BusConfig{})
 	f := func(change func(*RelayConfig), want string) {
 		t.Helper()
@@ -35,6 +36,7 @@ func TestRelay_ConfigErrorsNameWhatIsWrong(t *testing.T) {
 }
 
 func TestRelay_LateAttachIsPartialUntilAClear(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, kvwire.PublisherConfig{})
 	warm := tokens(0, 6)
 	e.store(warm) // nobody listens
@@ -60,6 +62,7 @@ func TestRelay_LateAttachIsPartialUntilAClear(t *testing.T) {
 }
 
 func TestRelay_LateAttachWithReplayIsComplete(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
 	e.store(tokens(0, 6))
 	e.store(tokens(100, 3))
@@ -70,6 +73,7 @@ func TestRelay_LateAttachWithReplayIsComplete(t *testing.T) {
 }
 
 func TestRelay_ShortReplayBufferIsPartial(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed, BufferSteps: 2})
 	for i := range 5 {
 		e.store(tokens(10*i, 3))
@@ -81,6 +85,7 @@ func TestRelay_ShortReplayBufferIsPartial(t *testing.T) {
 }
 
 func TestRelay_StateDir(t *testing.T) {
+	t.Parallel()
 	for _, replay := range []string{"", replayed} {
 		t.Run("replay="+replay, func(t *testing.T) {
 			e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replay})
@@ -129,6 +134,7 @@ func TestRelay_StateDir(t *testing.T) {
 }
 
 func TestRelay_StateDirAfterMissedEvents(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, kvwire.PublisherConfig{})
 	dir := t.TempDir()
 	r := newRig(t, rigConfig{})
@@ -168,6 +174,7 @@ func TestRelay_StateDirAfterMissedEvents(t *testing.T) {
 }
 
 func TestRelay_RestartsOfTheEngine(t *testing.T) {
+	t.Parallel()
 	for _, replay := range []string{"", replayed} {
 		t.Run("replay="+replay, func(t *testing.T) {
 			e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replay})
@@ -192,6 +199,7 @@ func TestRelay_RestartsOfTheEngine(t *testing.T) {
 }
 
 func TestRelay_SaysThatEventsAreOff(t *testing.T) {
+	t.Parallel()
 	var log logBuffer
 	r := newRig(t, rigConfig{})
 	relay, _ := startRelay(t, nil, r.bus.Local(), func(c *RelayConfig) {
@@ -209,6 +217,7 @@ func TestRelay_SaysThatEventsAreOff(t *testing.T) {
 }
 
 func TestRelay_BindsForEnginesThatDial(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, rigConfig{})
 	relay, _ := startRelay(t, nil, r.bus.Local(), func(c *RelayConfig) { c.Events, c.Bind = "tcp://127.0.0.1:0", true })
 	e := newEngine(t, kvwire.PublisherConfig{Endpoint: relay.Addr(0), Connect: true})
@@ -218,6 +227,7 @@ func TestRelay_BindsForEnginesThatDial(t *testing.T) {
 }
 
 func TestRelay_AnnouncesWhatItKnows(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
 	b := openBus(t, BusConfig{})
 	got := make(chan Announcement, 100)
@@ -245,6 +255,7 @@ func TestRelay_AnnouncesWhatItKnows(t *testing.T) {
 }
 
 func TestRelay_FitsTheServersMessages(t *testing.T) {
+	t.Parallel()
 	small := natsServer(t, "127.0.0.1:0", func(o *server.Options) { o.MaxPayload = 8192 })
 	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
 	e.store(tokens(0, 4000))
@@ -257,6 +268,7 @@ func TestRelay_FitsTheServersMessages(t *testing.T) {
 }
 
 func TestRelay_InProcessAndExternalFeedsSideBySide(t *testing.T) {
+	t.Parallel()
 	s := natsServer(t, "127.0.0.1:0", nil)
 	url := "nats://" + s.Addr().String()
 	r := newRig(t, rigConfig{bus: BusConfig{URL: url}})

@@ -3,7 +3,6 @@ package events
 import (
 	"encoding/json"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -188,8 +187,8 @@ func (f *feed) swap(h header) {
 
 // takeState replaces what the index holds for the worker.
 func (f *feed) takeState(h header, chunks [][]byte) bool {
-	if slices.Contains(f.past[:], h.epoch) {
-		return false
+	if h.epoch < f.epoch {
+		return false // the numbering has moved on since the request
 	}
 	f.dec.events, f.dec.starts, f.dec.hashes = f.dec.events[:0], f.dec.starts[:0], f.dec.hashes[:0]
 	for _, msg := range chunks {
@@ -209,9 +208,9 @@ func (f *feed) takeState(h header, chunks [][]byte) bool {
 	if !f.distrusted.IsZero() {
 		events = nil
 	}
-	if h.epoch != f.epoch { // the relay has restarted since the request
-		copy(f.past[1:], f.past[:])
-		f.past[0], f.epoch = f.epoch, h.epoch
+	if h.epoch > f.epoch { // the relay or engine has restarted since the request
+		f.c.metrics.incarnations.WithLabelValues(f.rank.String()).Inc()
+		f.epoch = h.epoch
 	}
 	f.setBlockSize(h.blockSize)
 	f.refused = false

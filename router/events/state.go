@@ -214,7 +214,9 @@ func (s *stream) trustLocked() {
 			}
 		}
 	}
-	s.newEpochLocked()
+	if s.mu.seq > 0 {
+		s.newEpochLocked()
+	}
 	s.mu.seq, s.mu.sent, s.mu.ring.first = 1, 1, 2
 	s.mu.lack, s.mu.lost = s.mu.resume.lack, s.mu.resume.lost
 	s.mu.resume = nil

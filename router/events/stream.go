@@ -76,6 +76,13 @@ func newStream(cfg *RelayConfig, rank int, log *slog.Logger, m rankMetrics, chan
 	return s
 }
 
+// nextEpoch returns an epoch above the last one: the milliseconds since 1970, and 20
+// random bits that keep apart two relays which share an id by mistake. Epochs rise, so
+// that a message which arrives late cannot bring an old one back.
+func nextEpoch(last uint64) uint64 {
+	return max(uint64(time.Now().UnixMilli())<<20|rand.Uint64N(1<<20), last+1)
+}
+
 func newID() uint64 {
 	for {
 		if id := rand.Uint64(); id != 0 {
@@ -86,7 +93,7 @@ func newID() uint64 {
 
 // newEpochLocked starts a numbering whose state before delta 1 is empty.
 func (s *stream) newEpochLocked() {
-	s.mu.epoch, s.mu.seq, s.mu.sent = newID(), 0, 0
+	s.mu.epoch, s.mu.seq, s.mu.sent = nextEpoch(s.mu.epoch), 0, 0
 	s.mu.ring = ring{first: 1}
 	s.mu.snapshot = cachedSnapshot{}
 }
