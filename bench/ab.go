@@ -98,8 +98,11 @@ func AB(ctx context.Context, cfg ABConfig) (*report.AB, error) {
 		cfg.Salt = freshSalt()
 	}
 	counters := &scraper{url: cfg.MetricsURL, transport: cfg.Transport}
-	if _, err := counters.read(ctx); err != nil {
+	switch found, err := counters.read(ctx); {
+	case err != nil:
 		return nil, fmt.Errorf("--metrics-url: %w", err)
+	case cfg.MetricsURL != "" && len(found) == 0:
+		return nil, fmt.Errorf("--metrics-url %s shows no %s* series: give the admin address of warmroute serve, such as http://127.0.0.1:8001/metrics", cfg.MetricsURL, metricsPrefix)
 	}
 	p := newPlan(&cfg.Config)
 	out := &report.AB{

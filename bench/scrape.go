@@ -14,8 +14,9 @@ import (
 const (
 	// metricsPrefix is what warm-up metrics of the proxy start with.
 	metricsPrefix = "warmroute_prefill_"
-	// inflightGauge is how many warm-ups are running.
+	// Warm-ups that are under way or wait; both are zero once the last block's have ended.
 	inflightGauge = metricsPrefix + "inflight"
+	queueGauge    = metricsPrefix + "queue"
 	metricsLimit  = 16 << 20
 )
 
@@ -104,7 +105,7 @@ func labelsEnd(line string, open int) int {
 // growth returns how much each counter grew; gauges (no _total, _sum or _count) are left
 // out. A counter that fell belongs to a proxy that was restarted and counts from zero.
 func growth(before, after map[string]float64) map[string]float64 {
-	if after == nil {
+	if len(after) == 0 {
 		return nil
 	}
 	out := map[string]float64{}
@@ -136,7 +137,7 @@ func (s *scraper) settle(ctx context.Context, pause time.Duration) {
 		}
 		running := 0.0
 		for series, v := range now {
-			if name, _, _ := strings.Cut(series, "{"); name == inflightGauge {
+			if name, _, _ := strings.Cut(series, "{"); name == inflightGauge || name == queueGauge {
 				running += v
 			}
 		}

@@ -240,23 +240,18 @@ func (x *AB) arm(treatment bool) Arm {
 	return out
 }
 
-// prefillTokens are the counters of the proxy that hold the prompt tokens that warm-ups
-// had computed, best first.
-var prefillTokens = []string{"warmroute_prefill_computed_tokens_total", "warmroute_prefill_tokens_total"}
-
+// extraPrefill sums the tokens that warm-ups sent to workers to be computed.
 func extraPrefill(b *Arm) *float64 {
-	for _, want := range prefillTokens {
-		sum, found := 0.0, false
-		for series, v := range b.Counters {
-			if name, _, _ := strings.Cut(series, "{"); name == want {
-				sum, found = sum+v, true
-			}
-		}
-		if found {
-			return &sum
+	if b.Counters == nil {
+		return nil
+	}
+	sum := 0.0 // also where the series is absent: no warm-up was sent yet
+	for series, v := range b.Counters {
+		if strings.HasPrefix(series, "warmroute_prefill_tokens_total{") && strings.Contains(series, `kind="sent"`) {
+			sum += v
 		}
 	}
-	return nil
+	return &sum
 }
 
 func fewest(pairs []pair, m measure, keep func(*Record) bool) int {
