@@ -108,7 +108,7 @@ func (k *rank) heldTokens() float64 {
 func (r *Router) refreshLocked(k *rank, now time.Time) {
 	for len(k.prefill) > 0 && !k.prefill[0].stream {
 		l := k.prefill[0]
-		end := k.headFrom.Add(seconds(l.uncached / k.rate.of(k.worker.base.rate.pooled())))
+		end := k.headFrom.Add(seconds(l.uncached / k.rate.of(&k.worker.base.rate)))
 		if now.Before(end) {
 			break
 		}
@@ -179,7 +179,7 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 func (k *rank) inheritLocked(l *Lease, i int, at time.Time) {
 	undone := l.uncached
 	if i == 0 {
-		undone -= min(k.rate.of(k.worker.base.rate.pooled())*max(at.Sub(k.headFrom).Seconds(), 0), undone)
+		undone -= min(k.rate.of(&k.worker.base.rate)*max(at.Sub(k.headFrom).Seconds(), 0), undone)
 	}
 	for _, m := range k.prefill[i:] {
 		n := m.expected

@@ -113,7 +113,7 @@ func (r *Router) scoreLocked(q *query, w *row) {
 	in := &w.in
 	in.prompt = s.tokens
 	in.overlap = w.tokens
-	in.rate = k.rate.of(m.rate.pooled())
+	in.rate = k.rate.of(&m.rate)
 	in.backlog = k.backlog(q.now, in.rate)
 	in.n = float64(k.inflight)
 	in.kv = float64(k.kvTokens.Load())

@@ -132,7 +132,7 @@ func (l *Lease) computedLocked(now time.Time) int {
 	case l.phase != phasePrefill:
 		tokens += drainCap * l.uncached // it has drained, but no answer proves it
 	case k.prefill[0] == l:
-		done := k.rate.of(k.worker.base.rate.pooled()) * now.Sub(k.headFrom).Seconds()
+		done := k.rate.of(&k.worker.base.rate) * now.Sub(k.headFrom).Seconds()
 		tokens += min(max(done, 0), drainCap*l.uncached)
 	}
 	return min(int(tokens/l.unitSize), len(l.ids))

@@ -26,28 +26,37 @@ const (
 // rate is a measured prefill rate: decayed sums of tokens and of the time they took.
 type rate struct {
 	tokens, seconds float64
+	faded           float64 // how much of the start value is forgotten, 0 to 1
 	samples         int
 }
 
 func (r *rate) add(tokens, seconds float64) {
 	r.tokens = r.tokens*rateMemory + tokens
 	r.seconds = r.seconds*rateMemory + seconds
+	r.faded = 1 - (1-r.faded)*rateMemory
 	r.samples++
 }
 
-// pooled returns the rate of a model over all its workers, in tokens per second.
+// pooled returns the rate of a model over all its workers, in tokens per second. The
+// start value is forgotten like a sample.
 func (r *rate) pooled() float64 {
-	return (r.tokens + startRateTokens) / (r.seconds + startRateTokens/startRate)
+	start := (1 - r.faded) * startRateTokens
+	return (r.tokens + start) / (r.seconds + start/startRate)
 }
 
-// of returns the rate of one worker whose model has the pooled rate pool.
-func (r *rate) of(pool float64) float64 {
-	if r.samples == 0 {
+// of returns the rate of one worker of the model: the pooled one, times how the worker
+// compares. That is taken between measurements alone. Against the pooled rate, of which
+// the start value is a part, the worker that happened to be measured first would look
+// faster than its siblings, get every cold prompt for it, and so stay the only one that
+// is measured.
+func (r *rate) of(model *rate) float64 {
+	pool := model.pooled()
+	if r.samples == 0 || model.samples == 0 {
 		return pool
 	}
 	k := float64(min(r.samples, rateTrust)) / rateTrust
-	v := k*r.tokens/r.seconds + (1-k)*pool
-	return min(max(v, pool/rateSpread), pool*rateSpread)
+	compares := r.tokens / r.seconds * model.seconds / model.tokens
+	return pool * min(max(1-k+k*compares, 1./rateSpread), rateSpread)
 }
 
 // rateWindow gathers one sample: tokens that passed their first token over the time

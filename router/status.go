@@ -63,7 +63,7 @@ func (r *Router) Status() []WorkerStatus {
 		}
 		for _, k := range w.ranks {
 			r.refreshLocked(k, now)
-			speed := k.rate.of(w.base.rate.pooled())
+			speed := k.rate.of(&w.base.rate)
 			s := WorkerStatus{
 				Worker: k.name.ID, Rank: k.name.Rank, Engine: w.spec.Engine, Models: models,
 				Healthy: w.healthy, HealthReason: w.reason, Draining: w.draining,
