@@ -20,6 +20,9 @@ func (x *AB) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s, model %s\n%s\n%s\n", x.URL, x.Model, x.Workload.describe(""), what)
 	fmt.Fprintf(&b, "%d pairs of interleaved blocks%s, each with its own salt, %s\n\n", x.Pairs, x.order(), seconds(x.Duration))
 	fmt.Fprintf(&b, "verdict: %s\n", x.Sentence())
+	if x.Result.Verdict == NotComparable {
+		b.WriteString("the numbers below help to find out why; nothing follows from them\n")
+	}
 	x.estimates(&b)
 	x.pairTable(&b)
 	x.costs(&b)

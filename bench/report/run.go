@@ -45,10 +45,11 @@ type Tokens struct {
 	Cached     int `json:"cached"`
 	// CachedPrompt sums the prompts of the answers that said cached tokens.
 	CachedPrompt int `json:"cached_prompt"`
-	// Usage and CachedAnswers count the answers that said usage and cached tokens.
-	Usage         int `json:"usage_answers"`
-	CachedAnswers int `json:"cached_answers"`
-	Answers       int `json:"answers"`
+	// Answers that said usage, cached and reasoning tokens, and all.
+	Usage            int `json:"usage_answers"`
+	CachedAnswers    int `json:"cached_answers"`
+	ReasoningAnswers int `json:"reasoning_answers"`
+	Answers          int `json:"answers"`
 }
 
 // Hit is the share of prompt tokens that were cached, Σcached / Σprompt over the answers
@@ -256,6 +257,7 @@ func sumTokens(records []Record, keep func(*Record) bool) Tokens {
 		}
 		t.Completion += q.outputTokens()
 		if q.ReasoningTokens != nil {
+			t.ReasoningAnswers++
 			t.Reasoning += *q.ReasoningTokens
 		}
 		if q.CachedTokens != nil && q.PromptTokens != nil {

@@ -139,8 +139,11 @@ func (r *Run) tokenTable(b *strings.Builder) {
 		if hit, ok := t.Hit(); ok {
 			cached, share = fmt.Sprintf("%.0f", float64(t.Cached)/float64(t.CachedAnswers)), fmt.Sprintf("%.1f", 100*hit)
 		}
-		n := float64(max(t.Answers, 1))
-		fmt.Fprintf(b, "  %6s %9.0f %9s %9s %9.0f %9.0f\n", name, float64(t.Prompt)/float64(max(t.Usage, 1)), cached, share, float64(t.Completion)/n, float64(t.Reasoning)/n)
+		reasoning := "–"
+		if t.ReasoningAnswers > 0 {
+			reasoning = fmt.Sprintf("%.0f", float64(t.Reasoning)/float64(t.ReasoningAnswers))
+		}
+		fmt.Fprintf(b, "  %6s %9.0f %9s %9s %9.0f %9s\n", name, float64(t.Prompt)/float64(max(t.Usage, 1)), cached, share, float64(t.Completion)/float64(max(t.Answers, 1)), reasoning)
 	}
 	for turn, t := range r.TurnTokens {
 		if t.Answers > 0 {
