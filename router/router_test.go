@@ -124,13 +124,13 @@ func TestFC63_TiesSpread(t *testing.T) {
 		ttft := []time.Duration{256, 256, 40, 2000}[run] * time.Millisecond // for 2,048 tokens
 		for seed := range uint64(3) {
 			w := newWorld(t, Config{Seed: seed + 1})
-			w.fleet(3, WorkerSpec{BlockSize: 16})
+			w.fleet(3, WorkerSpec{BlockSize: 64})
 			for _, s := range w.specs {
 				w.router.SetFeed(kv.WorkerRank{ID: s.ID}, Feed{State: feed})
 			}
 			got := map[string]int{}
 			for i := range 300 {
-				l := w.route(&Request{Prompt: prompt(fmt.Sprintf("u%d/128", i), 16, false), Stream: true, FirstTurn: true, PinRank: -1})
+				l := w.route(&Request{Prompt: prompt(fmt.Sprintf("u%d/32", i), 64, false), Stream: true, FirstTurn: true, PinRank: -1})
 				w.advance(ttft)
 				l.FirstToken()
 				w.advance(time.Second)
