@@ -145,7 +145,7 @@ func TestLive_NoTokenizer(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if d.PromptSource != "text" || !strings.Contains(d.SourceReason, "tokenizer endpoint") {
+				if d.PromptSource != "text" || !strings.Contains(d.SourceReason, "tokenizer") {
 					t.Fatalf("prompt source %q because of %q", d.PromptSource, d.SourceReason)
 				}
 			}
