@@ -278,12 +278,20 @@ func (p *Prefiller) endLocked(j *job) {
 	}
 }
 
-// returned closes the conversation that a request continues and cancels its warm-up.
+// returned closes the conversation that a request continues and cancels its warm-up. A
+// request that is sent once more cancels the warm-up for its first answer, too.
 func (p *Prefiller) returned(hashes []uint64) *conversation {
 	p.mu.Lock()
 	c := p.mu.table.find(hashes)
 	if c == nil {
+		var j *job
+		if again := p.mu.table.byKey[hashes[len(hashes)-1]]; again != nil {
+			j = again.job
+		}
 		p.mu.Unlock()
+		if j != nil {
+			p.stop(j, outcomeSkipped, skipSuperseded)
+		}
 		return nil
 	}
 	p.mu.table.remove(c)

@@ -1,0 +1,480 @@
+package prefill
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/warmroute/warmroute/internal/kvwire"
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/sim"
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/events"
+	"github.com/warmroute/warmroute/router/index"
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+// rig is a whole proxy without HTTP in a bubble of virtual time: the real router and
+// index, simulated engines whose events reach the index 2 ms after a step, and the
+// Prefiller under test. It must be made within synctest.Test and closed there.
+type rig struct {
+	t        testing.TB
+	start    time.Time
+	registry *prometheus.Registry
+	index    *index.Set
+	numbers  *kv.Workers
+	router   *router.Router
+	prefill  *Prefiller
+	engines  map[string]*engine
+	thinking bool // the template drops reasoning from history
+	noTokens bool // prompts are known as text only
+	stop     context.CancelFunc
+	wg       sync.WaitGroup
+
+	mu    sync.Mutex
+	lines []string // the log of what happened
+	sent  []*Warmup
+	// answer, when set, is what workers say to warm-ups instead of computing them.
+	answer func(ctx context.Context) (Answer, error)
+}
+
+type rigConfig struct {
+	Workers  int
+	Feed     string // router.FeedComplete by default
+	Engine   sim.EngineConfig
+	Thinking bool
+	NoTokens bool
+	Prefill  Config // what is not needed is filled in
+	Name     string // of the engine, "vllm" by default
+}
+
+func newRig(t testing.TB, cfg rigConfig) *rig {
+	g := &rig{
+		t: t, start: time.Now(), registry: prometheus.NewRegistry(), index: index.NewSet(index.Config{}), numbers: &kv.Workers{},
+		engines: map[string]*engine{}, thinking: cfg.Thinking, noTokens: cfg.NoTokens,
+	}
+	g.router = router.New(router.Config{Index: g.index, Workers: g.numbers, Seed: 1})
+	if cfg.Engine.BlockSize == 0 {
+		cfg.Engine.BlockSize = 16
+	}
+	if cfg.Engine.CapacityTokens == 0 {
+		cfg.Engine.CapacityTokens = 400_000
+	}
+	if cfg.Engine.MaxNumSeqs == 0 {
+		cfg.Engine.MaxNumSeqs = 128
+	}
+	if cfg.Feed == "" {
+		cfg.Feed = router.FeedComplete
+	}
+	if cfg.Name == "" {
+		cfg.Name = "vllm"
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	g.stop = cancel
+	var specs []router.WorkerSpec
+	for i := range max(cfg.Workers, 1) {
+		id := fmt.Sprintf("w%d", i+1)
+		ec := cfg.Engine
+		ec.Seed = uint64(i)
+		e := &engine{rig: g, sim: sim.NewEngine(ec), wake: make(chan struct{}, 1), translator: events.NewTranslator(events.TranslatorConfig{})}
+		e.number = g.numbers.Hold(kv.WorkerRank{ID: id})
+		e.silent = cfg.Feed == router.FeedNone
+		g.engines[id] = e
+		specs = append(specs, router.WorkerSpec{
+			ID: id, Models: []router.ModelSpec{{Name: "m"}}, Engine: cfg.Name,
+			BlockSize: ec.BlockSize, CapacityTokens: ec.CapacityTokens, MaxNumSeqs: ec.MaxNumSeqs,
+		})
+		g.wg.Go(func() { e.run(ctx) })
+	}
+	g.router.SetWorkers(specs)
+	for id := range g.engines {
+		g.router.SetFeed(kv.WorkerRank{ID: id}, router.Feed{State: cfg.Feed, BlockSize: cfg.Engine.BlockSize})
+	}
+	pc := cfg.Prefill
+	pc.Router, pc.Sender, pc.Identify, pc.Registerer = g.router, g, g.identify, g.registry
+	if pc.Holdout == 0 {
+		pc.Holdout = -1
+	}
+	if pc.Seed == 0 {
+		pc.Seed = 1
+	}
+	g.prefill = New(pc)
+	g.wg.Go(func() { _ = g.prefill.Run(ctx) })
+	return g
+}
+
+// close ends everything and checks that nothing is left behind.
+func (g *rig) close() {
+	g.t.Helper()
+	g.stop()
+	g.wg.Wait()
+	for _, s := range g.router.Status() {
+		if s.Inflight != 0 || s.BacklogTokens != 0 || s.KVTokens != 0 {
+			g.t.Errorf("%s: %d requests, %d backlog and %d KV tokens are still booked", s.Worker, s.Inflight, s.BacklogTokens, s.KVTokens)
+		}
+	}
+	if n := g.prefill.held.Load(); n != 0 {
+		g.t.Errorf("%d bytes are still held", n)
+	}
+	if _, jobs := g.prefill.sizes(); jobs != 0 {
+		g.t.Errorf("%d warm-ups are still queued", jobs)
+	}
+}
+
+func (g *rig) logf(format string, args ...any) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lines = append(g.lines, fmt.Sprintf("%7.3fs  ", time.Since(g.start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// flush returns what was logged since the last flush.
+func (g *rig) flush() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := strings.Join(g.lines, "\n")
+	g.lines = nil
+	return s
+}
+
+// engine runs one simulated engine.
+type engine struct {
+	rig        *rig
+	number     kv.Worker
+	wake       chan struct{}
+	silent     bool
+	translator *events.Translator
+
+	mu  sync.Mutex
+	sim *sim.Engine
+}
+
+// running is one sequence in an engine.
+type running struct {
+	seq         *sim.Seq
+	first, done chan struct{}
+}
+
+func (e *engine) run(ctx context.Context) {
+	for {
+		e.mu.Lock()
+		d, ok := e.sim.Begin(time.Now())
+		e.mu.Unlock()
+		if !ok {
+			select {
+			case <-ctx.Done():
+				return
+			case <-e.wake:
+			}
+			continue
+		}
+		time.Sleep(d)
+		e.mu.Lock()
+		for _, p := range e.sim.End(time.Now()) {
+			c := p.Seq.Tag.(*running)
+			if p.FirstToken {
+				close(c.first)
+			}
+			if p.Finished {
+				close(c.done)
+			}
+		}
+		raw := e.sim.Events()
+		var net []kv.Event
+		if len(raw) > 0 && !e.silent {
+			for _, ev := range e.translator.Apply(&kvwire.Batch{Events: raw, Rank: -1}) {
+				ev.Hashes = slices.Clone(ev.Hashes)
+				net = append(net, ev)
+			}
+		}
+		size := e.sim.Config().BlockSize
+		e.mu.Unlock()
+		if len(net) > 0 {
+			time.AfterFunc(2*time.Millisecond, func() {
+				for _, ev := range net {
+					e.rig.index.Exact(size).Apply(e.number, ev)
+				}
+			})
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func (e *engine) submit(tokens, output []uint32) *running {
+	c := &running{first: make(chan struct{}), done: make(chan struct{})}
+	c.seq = &sim.Seq{Tokens: tokens, OutputTokens: len(output), Output: func(i int) uint32 { return output[i] }, Tag: c}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.sim.Submit(c.seq); err != nil {
+		panic(err)
+	}
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+	return c
+}
+
+func (e *engine) abort(c *running) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sim.Abort(c.seq)
+}
+
+// wireMessage is a message as the template reads it.
+type wireMessage struct {
+	Role      string `json:"role"`
+	Content   string `json:"content"`
+	Reasoning string `json:"reasoning"`
+	Calls     []struct {
+		Function struct{ Name, Arguments string } `json:"function"`
+	} `json:"tool_calls"`
+}
+
+// words makes one token of every 4 bytes.
+func words(dst []uint32, s string) []uint32 {
+	for ; len(s) > 0; s = s[min(4, len(s)):] {
+		h := fnv.New32a()
+		h.Write([]byte(s[:min(4, len(s))]))
+		dst = append(dst, h.Sum32())
+	}
+	return dst
+}
+
+const tokenEnd = 7
+
+// render is the chat template: role, text, end; the prompt ends with the assistant's
+// role. A thinking template drops reasoning from history, a plain one has none.
+func render(body []byte) []uint32 {
+	var q struct {
+		Messages []wireMessage     `json:"messages"`
+		Tools    []json.RawMessage `json:"tools"`
+	}
+	if err := json.Unmarshal(body, &q); err != nil {
+		panic(err)
+	}
+	var out []uint32
+	for _, t := range q.Tools {
+		out = append(words(out, string(t)), tokenEnd)
+	}
+	for _, m := range q.Messages {
+		out = words(words(out, m.Role), m.Content)
+		for _, c := range m.Calls {
+			out = words(words(out, c.Function.Name), c.Function.Arguments)
+		}
+		out = append(out, tokenEnd)
+	}
+	return words(out, "assistant")
+}
+
+// generation is what the engine writes for a reply.
+func generation(reasoning, content, call string) []uint32 {
+	var out []uint32
+	if reasoning != "" {
+		out = append(words([]uint32{1}, reasoning), 2)
+	}
+	out = words(out, content)
+	if call != "" {
+		out = words(words(out, "f"), call)
+	}
+	return append(out, tokenEnd)
+}
+
+func (g *rig) identify(_ context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
+	p := &kv.Prompt{Source: kv.SourceEngine, Namespace: ns, BytesPerToken: 4}
+	tokens := render(body)
+	p.TokenCount = len(tokens)
+	if !g.noTokens {
+		p.Tokens = tokens
+		return p
+	}
+	p.Source, p.Reason = kv.SourceText, "no tokenizer"
+	var text []byte
+	for i := range req.Messages {
+		text = append(text, req.Messages[i].Of(body)...)
+		if n := len(text) / kv.TextBlockBytes; n > 0 {
+			p.TextBoundaries = append(p.TextBoundaries, n)
+		}
+	}
+	p.TextBoundaries = slices.Compact(p.TextBoundaries)
+	p.Text = kv.AppendTextHashes(nil, text, ns.TextSeed(req.Model))
+	return p
+}
+
+// Prefill implements Sender.
+func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
+	g.mu.Lock()
+	g.sent = append(g.sent, w)
+	answer := g.answer
+	g.mu.Unlock()
+	name, _, _ := strings.Cut(strings.TrimPrefix(string(w.Header), "X-Session-Id: "), "\r\n")
+	g.logf("%s  prefill  %s", name, w.Worker)
+	if answer != nil {
+		a, err := answer(ctx)
+		g.logf("%s  answer   %s  status=%d err=%v", name, w.Worker, a.Status, err)
+		return a, err
+	}
+	e := g.engines[w.Worker.ID]
+	c := e.submit(render(w.Body), []uint32{9})
+	select {
+	case <-ctx.Done():
+		e.abort(c)
+		g.logf("%s  aborted  %s", name, w.Worker)
+		return Answer{}, ctx.Err()
+	case <-c.done:
+	}
+	g.logf("%s  warm     %s  cached=%d new=%d", name, w.Worker, c.seq.CachedTokens, len(c.seq.Tokens)-c.seq.CachedTokens)
+	return Answer{Status: 200, Usage: openai.Usage{PromptTokens: len(c.seq.Tokens), CompletionTokens: 1, CachedTokens: c.seq.CachedTokens, ReasoningTokens: -1}}, nil
+}
+
+// chat is one client's conversation.
+type chat struct {
+	rig      *rig
+	name     string
+	key      string
+	hint     string // header
+	messages []string
+	calls    int
+}
+
+// say is one turn of a chat.
+type say struct {
+	User      string // or a tool's answer after a call
+	Reasoning string
+	Reply     string
+	Call      string // arguments of a tool call
+	Finish    string // "stop", or "tool_calls" with Call
+	Output    int    // tokens that the engine generates at most; 0: all of the reply
+	Failed    bool   // the client does not get the end
+	Usage     bool   // hides cached tokens
+	N         int
+}
+
+// outcome is what the client saw of a turn.
+type outcome struct {
+	State  string
+	Worker string
+	TTFT   time.Duration
+	Prompt int
+	Cached int
+}
+
+func quote(s string) string { return string(openai.AppendString(nil, s)) }
+
+// turn plays one turn from the request to the end of the answer.
+func (c *chat) turn(s say) outcome {
+	g := c.rig
+	last := ""
+	if n := len(c.messages); n > 0 {
+		last = c.messages[n-1]
+	}
+	if strings.Contains(last, `"tool_calls"`) {
+		c.messages = append(c.messages, fmt.Sprintf(`{"role":"tool","tool_call_id":"call-%d","content":%s}`, c.calls, quote(s.User)))
+	} else {
+		c.messages = append(c.messages, fmt.Sprintf(`{"role":"user","content":%s}`, quote(s.User)))
+	}
+	body := fmt.Appendf(nil, `{"model":"m","stream":true,"n":%d,"messages":[%s]}`, max(s.N, 1), strings.Join(c.messages, ","))
+	var v openai.Request
+	if err := openai.ParseRequest(openai.Chat, body, &v); err != nil {
+		g.t.Fatal(err)
+	}
+	begin := time.Now()
+	t := g.prefill.Arrived(Arrival{Request: &v, Body: body, Key: c.key, Hint: c.hint})
+	prompt := g.identify(context.Background(), &v, body, kv.Namespace{})
+	lease, err := g.router.Route(context.Background(), &router.Request{
+		Model: "m", Key: c.key, Prompt: prompt, Stream: true, FirstTurn: v.FirstTurn, PinRank: -1, MaxTokens: -1,
+	})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	w := lease.Worker()
+	g.logf("%s  request  %s  %s", c.name, w, t.State())
+	output := generation(s.Reasoning, s.Reply, s.Call)
+	if s.Output > 0 {
+		output = output[:min(s.Output, len(output))]
+	}
+	e := g.engines[w.ID]
+	x := e.submit(render(body), output)
+	<-x.first
+	ttft := time.Since(begin)
+	lease.FirstToken()
+	if !g.thinking && s.Reasoning != "" {
+		panic("a plain template with reasoning")
+	}
+	<-x.done
+	lease.Progress(len(output))
+	c.observe(t, &s)
+	u := openai.Usage{PromptTokens: len(x.seq.Tokens), CompletionTokens: len(output), CachedTokens: x.seq.CachedTokens, ReasoningTokens: -1}
+	lease.Done(router.Outcome{OK: true, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
+	o := outcome{t.State(), w.ID, ttft, u.PromptTokens, u.CachedTokens}
+	if s.Usage {
+		u.CachedTokens = -1
+	}
+	g.logf("%s  finished %s  cached=%d of %d  ttft=%dms", c.name, w, x.seq.CachedTokens, len(x.seq.Tokens), ttft.Milliseconds())
+	t.Finish(End{OK: !s.Failed, Worker: w, Prompt: prompt, TTFT: ttft, Usage: u, Header: []byte("X-Session-Id: " + c.name + "\r\n")})
+	t.Finish(End{}) // a second call does nothing
+	return o
+}
+
+// observe streams the reply to the Turn and appends it to the client's history.
+func (c *chat) observe(t *Turn, s *say) {
+	event := func(format string, args ...any) { t.Observe(openai.Event{Data: fmt.Appendf(nil, format, args...)}) }
+	event(`{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`)
+	if s.Reasoning != "" {
+		event(`{"choices":[{"index":0,"delta":{"reasoning":%s}}]}`, quote(s.Reasoning))
+	}
+	for i := range max(s.N, 1) {
+		if s.Reply != "" {
+			event(`{"choices":[{"index":%d,"delta":{"content":%s}}]}`, i, quote(s.Reply))
+		}
+	}
+	message := fmt.Sprintf(`{"role":"assistant","content":%s}`, quote(s.Reply))
+	finish := "stop"
+	if s.Call != "" {
+		c.calls++
+		finish = "tool_calls"
+		call := fmt.Sprintf(`[{"index":0,"id":"call-%d","type":"function","function":{"name":"f","arguments":%s}}]`, c.calls, quote(s.Call))
+		event(`{"choices":[{"index":0,"delta":{"tool_calls":%s}}]}`, call)
+		message = fmt.Sprintf(`{"role":"assistant","content":null,"tool_calls":%s}`, call)
+	}
+	if s.Finish != "" {
+		finish = s.Finish
+	}
+	event(`{"choices":[{"index":0,"delta":{},"finish_reason":"%s"}]}`, finish)
+	event(`[DONE]`)
+	c.messages = append(c.messages, message)
+}
+
+// outcomes prints the counters that are not zero.
+func (g *rig) outcomes() string {
+	families, err := g.registry.Gather()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	var out []string
+	for _, f := range families {
+		if f.GetName() != "warmroute_prefill_outcomes_total" {
+			continue
+		}
+		for _, m := range f.Metric {
+			name := m.Label[0].GetValue()
+			if r := m.Label[1].GetValue(); r != "" {
+				name += "/" + r
+			}
+			out = append(out, fmt.Sprintf("%s=%g", name, m.GetCounter().GetValue()))
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+var errRefused = errors.New("connection refused")
