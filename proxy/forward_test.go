@@ -264,7 +264,7 @@ func TestFC03_BodyLimitIsExactAndReadable(t *testing.T) {
 	}
 	for size, want := range map[int]int{39 << 20 / 10: 200, 41 << 20 / 10: 200, 8 << 20: 200, 8<<20 + 1: 413, 12 << 20: 413} {
 		raw := request(pathChat, "", image(size))
-		for range 5 {
+		for range 2 {
 			c := r.dial()
 			sent := make(chan struct{})
 			go func() { // a client that sends all before it reads
@@ -352,7 +352,7 @@ func TestFC06_CompressedRequestBodies(t *testing.T) {
 	}{
 		{"gzip", zip(plainBody)[:30], 400, "not valid gzip"},
 		{"lzma", plainBody, 415, "lzma"},
-		{"gzip", zip(strings.Repeat("0", 64<<20)), 413, "1048576"},
+		{"gzip", zip(strings.Repeat("0", 16<<20)), 413, "1048576"},
 	} {
 		resp, body := r.post("Content-Encoding: "+q.encoding+"\r\n", q.body)
 		if e := parseError(t, body); resp.StatusCode != q.status || !strings.Contains(e.Message, q.says) {
@@ -455,7 +455,7 @@ func TestForward_AWorkersKeyStaysWithIt(t *testing.T) {
 	r := newRig(t, setup{workers: []upstream.WorkerConfig{
 		{ID: "a", URL: "http://" + a.Addr().String(), Engine: "openai", APIKey: "worker-secret"},
 		{ID: "b", URL: "http://" + b.Addr().String(), Engine: "openai"},
-	}}, []*worker{}...)
+	}})
 	seen := map[string]bool{}
 	for range 50 {
 		resp, body := r.post("Authorization: Bearer client-secret\r\n", plainBody)
@@ -522,6 +522,29 @@ func TestForward_StreamsHoldNoPrompt(t *testing.T) {
 	close(goOn)
 	for _, c := range conns {
 		_ = c.Close()
+	}
+	r.stop()
+}
+
+// TestForward_NamesTheRank: a worker with several data-parallel ranks is told which one was
+// chosen; a client may pin it.
+func TestForward_NamesTheRank(t *testing.T) {
+	got := make(chan string, 1)
+	w := startWorker(t, func(c *call) bool { got <- c.Header.Get("X-Data-Parallel-Rank"); return echo(c) })
+	r := newRig(t, setup{workers: []upstream.WorkerConfig{{ID: "w", URL: "http://" + w.Addr().String(), Engine: "openai", Ranks: 3}}})
+	seen := map[string]bool{}
+	for range 60 {
+		r.post("", plainBody)
+		seen[<-got] = true
+	}
+	if !seen["0"] || !seen["1"] || !seen["2"] || len(seen) != 3 {
+		t.Errorf("ranks %v", seen)
+	}
+	for range 5 {
+		r.post("X-Data-Parallel-Rank: 2\r\n", plainBody)
+		if rank := <-got; rank != "2" {
+			t.Errorf("pinned to 2, sent to %s", rank)
+		}
 	}
 	r.stop()
 }

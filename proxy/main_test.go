@@ -169,18 +169,21 @@ func (w *worker) serve(c net.Conn, f func(c *call) bool) {
 			}
 			continue
 		}
+		// Probes leave no idle connection behind: a request on one may be sent again.
+		const once = "Connection: close\r\n"
 		switch r.URL.Path {
 		case "/v1/models":
-			answer.json(200, "", `{"data":[{"id":"m","max_model_len":4096},{"id":"tuned","parent":"m"}]}`)
+			answer.json(200, once, `{"data":[{"id":"m","max_model_len":4096},{"id":"tuned","parent":"m"}]}`)
 		case "/version":
-			answer.json(200, "", `{"version":"0.33.0"}`)
+			answer.json(200, once, `{"version":"0.33.0"}`)
 		case "/metrics":
-			answer.json(200, "", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\",engine=\"0\"} 1\n")
+			answer.json(200, once, "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\",engine=\"0\"} 1\n")
 		case "/health":
-			answer.json(200, "", "{}")
+			answer.json(200, once, "{}")
 		default:
-			answer.json(404, "", "{}")
+			answer.json(404, once, "{}")
 		}
+		return
 	}
 }
 

@@ -54,6 +54,7 @@ func (f *Fleet) OnAnnouncement(a *events.Announcement, joined bool) {
 		w := f.mu.byID[id]
 		if w != nil && w.announced {
 			delete(f.mu.byID, id)
+			f.relistLocked()
 		}
 		f.mu.Unlock()
 		if w != nil && w.announced {
@@ -70,6 +71,7 @@ func (f *Fleet) OnAnnouncement(a *events.Announcement, joined bool) {
 		var err error
 		if w, err = f.newWorker(WorkerConfig{ID: id, URL: a.URL}, true); err == nil {
 			f.mu.byID[id] = w
+			f.relistLocked()
 			added = true
 		}
 	}
@@ -227,6 +229,9 @@ func (f *Fleet) forget(now time.Time) {
 		}
 	}
 	f.metrics.unjoined.Set(float64(len(f.mu.unjoined)))
+	if len(gone) > 0 {
+		f.relistLocked()
+	}
 	f.mu.Unlock()
 	for _, id := range gone {
 		f.cfg.Logger.Warn("announced worker is silent: no requests go to it", "worker", id, "after", announcementLife)

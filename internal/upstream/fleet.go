@@ -30,6 +30,11 @@ type Fleet struct {
 	publishing sync.Mutex    // orders what the router is told
 	turn       atomic.Uint32 // whose turn it is to tokenize
 
+	// What requests read without a lock: the workers by name, and the models that are
+	// adapters.
+	list     atomic.Pointer[[]*Worker]
+	adapters atomic.Pointer[map[string]bool]
+
 	mu struct {
 		sync.Mutex
 		byID     map[string]*Worker
@@ -117,6 +122,7 @@ func (f *Fleet) SetWorkers(workers []WorkerConfig) error {
 		}
 	}
 	f.mu.byID = next
+	f.relistLocked()
 	f.mu.Unlock()
 	f.notify()
 	return nil
@@ -149,16 +155,17 @@ func (f *Fleet) Worker(id string) *Worker {
 	return f.mu.byID[id]
 }
 
-// workers returns all workers by name.
-func (f *Fleet) workers() []*Worker {
-	f.mu.Lock()
+// workers returns all workers by name. The list must not be changed.
+func (f *Fleet) workers() []*Worker { return *f.list.Load() }
+
+// relistLocked brings the list up to date; f.mu is held.
+func (f *Fleet) relistLocked() {
 	list := make([]*Worker, 0, len(f.mu.byID))
 	for _, w := range f.mu.byID {
 		list = append(list, w)
 	}
-	f.mu.Unlock()
 	slices.SortFunc(list, func(a, b *Worker) int { return strings.Compare(a.id, b.id) })
-	return list
+	f.list.Store(&list)
 }
 
 // publish tells the router who there is and how everyone is.
@@ -167,9 +174,16 @@ func (f *Fleet) publish() {
 	defer f.publishing.Unlock()
 	list := f.workers()
 	specs := make([]router.WorkerSpec, len(list))
+	adapters := map[string]bool{}
 	for i, w := range list {
 		specs[i] = w.spec()
+		for _, m := range specs[i].Models {
+			if m.Parent != "" {
+				adapters[m.Name] = true
+			}
+		}
 	}
+	f.adapters.Store(&adapters)
 	f.cfg.Router.SetWorkers(specs)
 	for _, w := range list {
 		w.mu.Lock()
@@ -268,20 +282,7 @@ type ModelInfo struct {
 }
 
 // LoRA tells whether the model is an adapter on some worker: its KV cache is its own.
-func (f *Fleet) LoRA(name string) bool {
-	for _, w := range f.workers() {
-		facts := w.known()
-		if facts == nil {
-			continue
-		}
-		for _, m := range facts.models {
-			if m.ID == name && m.Parent != "" {
-				return true
-			}
-		}
-	}
-	return false
-}
+func (f *Fleet) LoRA(name string) bool { return (*f.adapters.Load())[name] }
 
 // Ready says whether a request could be routed now, and what is wrong in whole or in
 // part: what keeps a worker out, or what makes routing less exact.

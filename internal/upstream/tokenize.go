@@ -108,9 +108,8 @@ func (f *Fleet) Tokenize(ctx context.Context, model string, kind openai.Kind, bo
 // tokenizers returns the healthy workers of a model, starting at another one each time:
 // tokenizing costs the engine's front end CPU.
 func (f *Fleet) tokenizers(model string) []*Worker {
-	all := f.workers()
-	list := all[:0]
-	for _, w := range all {
+	var list []*Worker
+	for _, w := range f.workers() {
 		if w.serves(model) {
 			list = append(list, w)
 		}
