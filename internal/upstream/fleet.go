@@ -81,7 +81,7 @@ func (f *Fleet) newWorker(cfg WorkerConfig, announced bool) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{f: f, id: cfg.id(), base: base, announced: announced, cfg: &cfg, poke: make(chan struct{}, 1)}
+	w := &Worker{f: f, id: cfg.id(), base: base, announced: announced, cfg: &cfg, poke: make(chan struct{}, 1), found: make(chan struct{})}
 	w.pool = &pool{
 		addr: base.addr, tls: tls, connect: f.cfg.Timeouts.Connect, idleLife: idleLife, max: f.cfg.MaxConns,
 		onDial: func(err error) { f.metrics.dialed(w.id, err) },
@@ -134,6 +134,9 @@ func (w *Worker) inherit(old *Worker) {
 	old.mu.Lock()
 	defer old.mu.Unlock()
 	w.mu.facts, w.mu.healthy, w.mu.reason = old.mu.facts, old.mu.healthy, old.mu.reason
+	if w.mu.facts != nil {
+		close(w.found)
+	}
 	for rank, s := range old.mu.feeds {
 		w.mu.feeds[rank] = s
 	}

@@ -15,17 +15,22 @@ func (w *Worker) runRelay(ctx context.Context) {
 	if w.f.cfg.Bus == nil || w.announced {
 		return // an announced worker has a relay elsewhere: it announced it
 	}
+	// At once when the worker is found: what an engine without a replay socket sends
+	// before that is lost.
+	select {
+	case <-ctx.Done():
+		return
+	case <-w.found:
+	}
 	timer := time.NewTicker(w.f.cfg.Probe)
 	defer timer.Stop()
-	for {
-		if facts := w.known(); facts != nil {
-			if cfg := w.relayConfig(facts); cfg.Events != "" {
-				w.relay(ctx, cfg, facts)
-			}
+	for ctx.Err() == nil {
+		facts := w.known()
+		if cfg := w.relayConfig(facts); cfg.Events != "" {
+			w.relay(ctx, cfg, facts)
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-timer.C:
 		}
 	}

@@ -26,6 +26,7 @@ type Worker struct {
 	tok          tokenizer
 	usageMissing atomic.Int32
 	poke         chan struct{} // asks for a health check at once
+	found        chan struct{} // closed by the first probe that succeeds
 
 	mu struct {
 		sync.Mutex
@@ -190,6 +191,7 @@ func (w *Worker) refresh(ctx context.Context) error {
 		relay.SetInfo(f.info(w.cfg))
 	}
 	if old == nil {
+		close(w.found)
 		w.f.cfg.Logger.Info("worker found", "worker", w.id, "url", w.base.url, "engine", f.engine, "version", f.version,
 			"models", len(f.models), "ranks", w.ranks(f), "block_size", f.blockSize, "capacity_tokens", f.capacityTokens)
 		for _, flag := range f.flags {
