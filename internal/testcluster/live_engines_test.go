@@ -1,10 +1,8 @@
 package testcluster_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -56,8 +54,8 @@ func TestLive_BothPersonalities(t *testing.T) {
 					t.Errorf("stream %v: explained as %+v", stream, d)
 				}
 			}
-			for _, w := range workers {
-				disconnect(t, p, w)
+			for _, stream := range []bool{true, false} {
+				disconnect(t, p, workers, stream)
 			}
 		})
 	}
@@ -70,46 +68,50 @@ func settle(t *testing.T, p *liveProxy, workers []*liveWorker, prompts ...[]byte
 	waitFor(t, "the index to equal the engines", func() error { return p.equals(t, workers, prompts) })
 }
 
-// disconnect leaves a long stream through the proxy in its middle, with w the only one
-// that is busy, and measures how long the engine works on.
-func disconnect(t *testing.T, p *liveProxy, w *liveWorker) {
+// disconnect leaves a long request in its middle and measures how long its engine works
+// on. Nothing else runs.
+func disconnect(t *testing.T, p *liveProxy, workers []*liveWorker, stream bool) {
 	t.Helper()
 	c := newChat(99, 50, 5000)
+	c.stream = stream
 	c.say(10)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", bytes.NewReader(c.body()))
-	if err != nil {
-		t.Fatal(err)
+	ended := make(chan answer, 1)
+	go func() { ended <- newUser().send(ctx, p.url, c.body(), stream) }() // received below
+	busy := func(want float64) error {
+		sum := 0.0
+		for _, w := range workers {
+			n, err := w.running()
+			if err != nil {
+				return err
+			}
+			sum += n
+		}
+		if sum != want {
+			return fmt.Errorf("%v requests run, not %v", sum, want)
+		}
+		return nil
 	}
-	resp, err := http.DefaultTransport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if _, err := resp.Body.Read(make([]byte, 256)); err != nil {
-		t.Fatal(err)
-	}
-	busy := resp.Header.Get("X-Warmroute-Worker")
-	if busy != w.id {
-		return // the other one has it: its turn to be looked at
-	}
-	if n, err := w.running(); err != nil || n != 1 {
-		t.Fatalf("%s works on %v requests (%v), not on one", w.id, n, err)
-	}
+	waitFor(t, "an engine to work", func() error { return busy(1) })
+	sleep(ctx, 100*time.Millisecond) // into the stream
 	late := starvation()
 	cancel()
-	took, err := poll(5*time.Second, func() error {
-		n, err := w.running()
-		if err == nil && n > 0 {
-			err = fmt.Errorf("%v requests run", n)
+	took, err := poll(5*time.Second, func() error { return busy(0) })
+	slack := 4*late() + 50*time.Millisecond // four processes take part, and the poll
+	if limit := 100*time.Millisecond + slack; err != nil || took > limit {
+		t.Errorf("stream %v: the engine worked on for %v after its client left, limit %v: %v", stream, took, limit, err)
+	}
+	if a := <-ended; a.outcome != failed {
+		t.Errorf("stream %v: the client that left has an answer that is %v: %s", stream, a.outcome, a.reason)
+	}
+	waitFor(t, "the proxy to have let go", func() error {
+		now, err := p.resources()
+		if err == nil && now.inflight != 0 {
+			err = fmt.Errorf("%v requests in flight", now.inflight)
 		}
 		return err
 	})
-	slack := 4*late() + 50*time.Millisecond // four processes take part, and the poll
-	if limit := 100*time.Millisecond + slack; err != nil || took > limit {
-		t.Errorf("%s worked on for %v after its client left, limit %v: %v", w.id, took, limit, err)
-	}
 }
 
 // TestLive_NoTokenizer: without a tokenizer endpoint prompts are known by their text, and

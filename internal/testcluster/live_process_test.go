@@ -80,27 +80,35 @@ var ports struct {
 	given map[int]bool
 }
 
-func freePort(t testing.TB) int {
+func freePort(t testing.TB) int { t.Helper(); return freePorts(t, 1) }
+
+// freePorts returns the first of n ports in a row.
+func freePorts(t testing.TB, n int) int {
 	t.Helper()
 	ports.Lock()
 	defer ports.Unlock()
 	if ports.given == nil {
 		ports.given = map[int]bool{}
 	}
+next:
 	for range 1000 {
-		port := 10_000 + rand.IntN(22_000)
-		if ports.given[port] {
-			continue
+		first := 10_000 + rand.IntN(22_000)
+		for port := first; port < first+n; port++ {
+			if ports.given[port] {
+				continue next
+			}
+			ln, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
+			if err != nil {
+				continue next
+			}
+			_ = ln.Close()
 		}
-		ln, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
-		if err != nil {
-			continue
+		for port := first; port < first+n; port++ {
+			ports.given[port] = true
 		}
-		_ = ln.Close()
-		ports.given[port] = true
-		return port
+		return first
 	}
-	t.Fatal("no free port between 10000 and 32000")
+	t.Fatalf("no %d free ports between 10000 and 32000", n)
 	return 0
 }
 

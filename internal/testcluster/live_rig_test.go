@@ -65,7 +65,8 @@ type liveWorker struct {
 	*process
 	id             string
 	url            string
-	events, replay string // ZMQ endpoints; "" for none
+	events, replay string // ZMQ endpoints of rank 0; "" for none
+	ranks          int
 	sglang         bool
 }
 
@@ -86,14 +87,18 @@ func startWorker(t testing.TB, id string, w wires, args ...string) *liveWorker {
 func newWorker(t testing.TB, id string, w wires, args ...string) *liveWorker {
 	t.Helper()
 	listen := "127.0.0.1:" + strconv.Itoa(freePort(t))
-	lw := &liveWorker{id: id, url: "http://" + listen, sglang: slices.Contains(args, "sglang")}
+	ranks := 1
+	if i := slices.Index(args, "--ranks"); i >= 0 {
+		ranks, _ = strconv.Atoi(args[i+1])
+	}
+	lw := &liveWorker{id: id, ranks: ranks, url: "http://" + listen, sglang: slices.Contains(args, "sglang")}
 	all := []string{"worker", "--listen", listen}
 	if w >= eventsOnly {
-		lw.events = "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+		lw.events = "tcp://127.0.0.1:" + strconv.Itoa(freePorts(t, ranks))
 		all = append(all, "--events", lw.events)
 	}
 	if w == eventsAndReplay {
-		lw.replay = "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+		lw.replay = "tcp://127.0.0.1:" + strconv.Itoa(freePorts(t, ranks))
 		all = append(all, "--replay", lw.replay)
 	}
 	lw.process = newProcess(t, "worker-"+id, "warmroute", append(all, args...)...)
@@ -105,7 +110,7 @@ func (w *liveWorker) answers() error { return getOK(w.url + "/v1/models") }
 // flag is the worker as --worker takes it: with its events, so that the proxy reads
 // them itself, or without, so that a relay does.
 func (w *liveWorker) flag(inProcess bool) string {
-	f := w.url + ",id=" + w.id
+	f := w.url + ",id=" + w.id + ",ranks=" + strconv.Itoa(w.ranks)
 	if inProcess && w.events != "" {
 		f += ",events=" + w.events
 		if w.replay != "" {
@@ -131,15 +136,17 @@ type truth struct {
 	holds     map[kv.SequenceHash]bool
 }
 
-// truth asks the engine, not the events, what it holds.
-func (w *liveWorker) truth(t testing.TB) truth {
+// truth asks the engine, not the events, what its first rank holds.
+func (w *liveWorker) truth(t testing.TB) truth { return w.truthOf(t, 0) }
+
+func (w *liveWorker) truthOf(t testing.TB, rank int) truth {
 	t.Helper()
 	var c cache
 	getJSON(t, w.url+"/cache", &c)
-	if len(c.Ranks) == 0 {
-		t.Fatalf("%s: /cache shows no rank", w.id)
+	if len(c.Ranks) <= rank {
+		t.Fatalf("%s: /cache shows no rank %d", w.id, rank)
 	}
-	r := c.Ranks[0]
+	r := c.Ranks[rank]
 	out := truth{blockSize: r.BlockSize, holds: map[kv.SequenceHash]bool{}}
 	for _, s := range r.Sequences {
 		h, err := strconv.ParseUint(s, 16, 64)
@@ -195,7 +202,7 @@ func (w *liveWorker) running() (float64, error) {
 // startRelay runs a relay beside the worker.
 func startRelay(t testing.TB, w *liveWorker, n *natsServer, args ...string) *process {
 	t.Helper()
-	all := []string{"relay", "--id", w.id, "--url", w.url, "--nats", n.url(), "--events", w.events}
+	all := []string{"relay", "--id", w.id, "--url", w.url, "--nats", n.url(), "--events", w.events, "--ranks", strconv.Itoa(w.ranks)}
 	if w.replay != "" {
 		all = append(all, "--replay", w.replay)
 	}
@@ -278,6 +285,7 @@ type workersView struct {
 	} `json:"workers"`
 	Routing []struct {
 		Worker     string `json:"worker"`
+		Rank       int    `json:"rank"`
 		Coverage   string `json:"coverage"`
 		Inflight   int    `json:"inflight"`
 		HeldBlocks struct {
@@ -329,8 +337,10 @@ type decision struct {
 	PromptSource string `json:"prompt_source"`
 	SourceReason string `json:"prompt_source_reason"`
 	PromptTokens int    `json:"prompt_tokens"`
+	Rank         int    `json:"rank"`
 	Candidates   []struct {
 		Worker        string `json:"worker"`
+		Rank          int    `json:"rank"`
 		OverlapBlocks int    `json:"overlap_blocks"`
 		OverlapFrom   string `json:"overlap_from"`
 	} `json:"candidates"`
