@@ -57,7 +57,7 @@ type statistic func(v []float64) float64
 func quantile(q float64) statistic {
 	return func(v []float64) float64 {
 		slices.Sort(v)
-		return Quantile(v, q)
+		return quantileOf(v, q)
 	}
 }
 
@@ -140,7 +140,7 @@ func (e *Estimate) widen(pairs []pair, m measure, keep func(*Record) bool, s sta
 		return
 	}
 	slices.Sort(logs)
-	low, high := Quantile(logs, 0.5-confidence/2), Quantile(logs, 0.5+confidence/2)
+	low, high := quantileOf(logs, 0.5-confidence/2), quantileOf(logs, 0.5+confidence/2)
 	if high-low > math.Log(e.High)-math.Log(e.Low) {
 		e.Low, e.High, e.Method = math.Exp(low), math.Exp(high), "bootstrap"
 	}

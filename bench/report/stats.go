@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Quantile returns the q-quantile of ascending values, type 7: linear between the order
+// quantileOf returns the q-quantile of ascending values, type 7: linear between the order
 // statistics around (n − 1)·q. It is NaN for no values.
-func Quantile(sorted []float64, q float64) float64 {
+func quantileOf(sorted []float64, q float64) float64 {
 	n := len(sorted)
 	if n == 0 {
 		return math.NaN()
@@ -84,7 +84,7 @@ func summarise(v []float64) *Summary {
 		return nil
 	}
 	slices.Sort(v)
-	at := func(q float64) Micros { return Micros(math.Round(Quantile(v, q))) }
+	at := func(q float64) Micros { return Micros(math.Round(quantileOf(v, q))) }
 	return &Summary{Count: len(v), Min: at(0), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: at(1)}
 }
 

@@ -118,7 +118,7 @@ block, which worker holds which prefix in its KV cache.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newServe(), newRelay(), newWorker(), newVersion())
+	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newVersion())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	return root
 }
