@@ -35,8 +35,9 @@ func silentReason(engine, endpoint string) string {
 
 // diagnose adds what the configuration itself shows.
 func (f *facts) diagnose(cfg *WorkerConfig) {
-	if cfg.Events != "" && cfg.Replay == "" {
-		f.flags = append(f.flags, `no replay socket: after a lost message or a restart of this proxy coverage stays partial; add "replay_endpoint":"tcp://*:5657" to the engine's --kv-events-config and replay: tcp://HOST:5657 here`)
+	reads := cfg.Events != "" || f.advert != nil && f.advert.Publisher == "zmq"
+	if reads && cfg.Replay == "" {
+		f.flags = append(f.flags, `no replay socket: after a lost message or a restart of this proxy coverage stays partial; add "replay_endpoint":"tcp://*:5657" to the engine's --kv-events-config, and events: tcp://HOST:5557 and replay: tcp://HOST:5657 here`)
 	}
 	if f.ranks > 1 && cfg.Ranks > 1 && f.ranks != cfg.Ranks {
 		f.flags = append(f.flags, fmt.Sprintf("ranks is %d, the engine says %d", cfg.Ranks, f.ranks))

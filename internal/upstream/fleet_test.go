@@ -133,7 +133,7 @@ func TestProbe_RecognisesTheEngine(t *testing.T) {
 	f("tensorrt has a version too", map[string]string{"/v1/models": `{"data":[{"id":"m"}]}`, "/version": `{"version":"1.3"}`, "/metrics": `[]`},
 		WorkerConfig{}, "openai  models=1 block=0 capacity=0 seqs=0 ranks=0 /v1/models")
 	f("sglang", map[string]string{"/v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`, "/server_info": sglangInfo},
-		WorkerConfig{}, "sglang 0.5.23 models=1 block=1 capacity=300000 seqs=64 ranks=2 /server_info", "--page-size", "--enable-cache-report")
+		WorkerConfig{}, "sglang 0.5.23 models=1 block=1 capacity=300000 seqs=64 ranks=2 /server_info", "--page-size", "--enable-cache-report", "replay_endpoint")
 	f("old sglang", map[string]string{"/v1/models": `{"data":[{"id":"m"}]}`, "/get_server_info": `{"page_size":16,"max_total_num_tokens":1000}`},
 		WorkerConfig{}, "sglang  models=1 block=16 capacity=1000 seqs=0 ranks=0 /get_server_info")
 	f("llama.cpp", map[string]string{"/v1/models": `{"data":[{"id":"m","owned_by":"llamacpp"}]}`, "/props": llamaProps},
