@@ -27,7 +27,7 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		talk:     q.talk, returning: q.returning,
 		blockSize: k.blockSize(), exact: w.exact,
 		prompt: s.tokens, prefill: w.terms.prefill,
-		stream: q.req.Stream, warm: q.req.Speculative, alone: k.inflight == 0, booked: q.now,
+		stream: q.req.Stream, warm: q.req.Speculative, alone: k.inflight+len(k.warm) == 0, booked: q.now,
 	}
 	if w.chained != nil {
 		l.chain = w.chained.chain
@@ -40,34 +40,51 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	}
 	l.ids, l.unitSize = s.unit(k)
 	k.holds++
-	k.inflight++
+	k.calmSince.Store(notCalm)
 	if l.warm {
-		k.warming++
-		k.warmed.set(true, r.nanos(q.now))
+		k.warmLocked(l, w.in.prompt-w.in.overlap, q.now)
 	} else {
-		k.worker.inflight++
-		k.waiting++
+		k.countLocked(l)
 		k.busy.set(true, r.nanos(q.now))
+		if len(k.prefill) == 0 {
+			k.headFrom = q.now
+		}
+		k.prefill = append(k.prefill, l)
+		k.expectLocked(l, w.in.prompt-w.in.overlap, q.now)
 	}
+	if len(l.ids) > 0 {
+		l.prediction, l.predicted = r.cfg.Index.Predicted().Add(k.num, l.ids), q.now
+		if next := q.now.Add(extendEvery); len(k.prefill)+len(k.warm) == 1 || next.Before(k.extendAt) {
+			k.extendAt = next
+		}
+	}
+	return l
+}
+
+// countLocked counts l among the sequences in flight on k.
+func (k *rank) countLocked(l *Lease) {
+	k.inflight++
+	k.worker.inflight++
 	k.held.add(l.ids, l.unitSize, l.prompt)
 	k.prompts += int64(l.prompt)
 	l.kv.Store(int64(l.prompt))
 	k.kvTokens.Add(int64(l.prompt))
 	k.sequences.Add(1)
+}
 
-	if len(k.prefill) == 0 {
-		k.headFrom = q.now
-		k.calmSince.Store(notCalm)
+// discountLocked undoes countLocked.
+func (k *rank) discountLocked(l *Lease) {
+	if was := l.kv.Swap(-1); was >= 0 {
+		k.kvTokens.Add(-was)
 	}
-	k.prefill = append(k.prefill, l)
-	k.expectLocked(l, w.in.prompt-w.in.overlap, q.now)
-	if len(l.ids) > 0 {
-		l.prediction, l.predicted = r.cfg.Index.Predicted().Add(k.num, l.ids), q.now
-		if next := q.now.Add(extendEvery); len(k.prefill) == 1 || next.Before(k.extendAt) {
-			k.extendAt = next
-		}
+	k.prompts -= int64(l.prompt)
+	k.held.remove(l.ids, l.unitSize, l.prompt)
+	k.sequences.Add(-1)
+	k.inflight--
+	k.worker.inflight--
+	if k.inflight < 0 || k.worker.inflight < 0 {
+		panic("BUG: a worker has fewer than no requests in flight")
 	}
-	return l
 }
 
 // expectLocked adds tokens to what k must compute for l.
@@ -114,12 +131,18 @@ func (r *Router) refreshLocked(k *rank, now time.Time) {
 		}
 		r.leavePrefillLocked(l, end, false)
 	}
-	if len(k.prefill) == 0 || now.Before(k.extendAt) {
+	if len(k.prefill)+len(k.warm) == 0 || now.Before(k.extendAt) {
 		return
 	}
 	k.extendAt = now.Add(extendEvery)
+	r.extendLocked(k, k.prefill, now)
+	r.extendLocked(k, k.warm, now)
+}
+
+// extendLocked renews the predictions of what is still prefilled on k.
+func (r *Router) extendLocked(k *rank, leases []*Lease, now time.Time) {
 	p := r.cfg.Index.Predicted()
-	for _, l := range k.prefill {
+	for _, l := range leases {
 		switch age := now.Sub(l.predicted); {
 		case l.predicted.IsZero() || age < extendEvery/2:
 			continue
@@ -143,10 +166,7 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	k.prefill = slices.Delete(k.prefill, i, i+1)
 	k.booked -= l.uncached
 	l.phase = phaseDecode
-	if !l.warm {
-		k.waiting--
-		k.busy.set(k.waiting > 0, r.nanos(at))
-	}
+	k.busy.set(len(k.prefill) > 0, r.nanos(at))
 	if !passed && l.stream {
 		k.inheritLocked(l, i, at)
 	}
@@ -167,10 +187,17 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	}
 	if len(k.prefill) == 0 {
 		k.booked = 0 // what is left is rounding
-		k.calmSince.Store(r.nanos(at))
+		r.calmLocked(k, at)
 	}
 	if k.booked <= 0 {
 		k.window.stop(at)
+	}
+}
+
+// calmLocked notes that nothing is prefilled on k, if so.
+func (r *Router) calmLocked(k *rank, at time.Time) {
+	if len(k.prefill)+len(k.warm) == 0 {
+		k.calmSince.Store(r.nanos(at))
 	}
 }
 

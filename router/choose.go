@@ -136,7 +136,7 @@ func (r *Router) scoreLocked(q *query, w *row) {
 		if in.cap > 0 {
 			// Booked tokens will be blocks soon but no event has told them yet; in.held
 			// has them already.
-			need := in.prompt - in.overlap + in.output + max(in.held, stored+in.backlog) - in.cap
+			need := in.prompt - in.overlap + in.output + max(in.held, stored+in.backlog+k.warmTokens) - in.cap
 			if must := int(math.Ceil(need / bs)); must > 0 {
 				in.evict = x.DecayedOldest(k.num, must, time.Duration(q.tau*float64(time.Second))) * bs
 			}

@@ -93,8 +93,11 @@ func (l *Lease) SendRank() bool { return l.sendRank }
 func (l *Lease) Decision() *Decision { return l.decision }
 
 // FirstToken tells that the first token of the response was seen: the prefill is
-// over and its blocks are resident.
+// over and its blocks are resident. Of a warm-up its end tells that.
 func (l *Lease) FirstToken() {
+	if l.warm {
+		return
+	}
 	r, k := l.r, l.rank
 	now := r.cfg.Now()
 	r.mu.Lock()
@@ -117,25 +120,9 @@ func (l *Lease) FirstToken() {
 	if learn {
 		l.learn()
 	}
-	if l.stream && !l.warm {
+	if l.stream {
 		r.metrics.firstToken(l.decision.PredictedTTFT, ttft)
 	}
-}
-
-// computedLocked returns the blocks of a warm-up that is cut short which the rank holds
-// by now: those it held before and those that its rate allows for since the warm-up
-// became the head of the queue. An engine keeps what it has computed.
-func (l *Lease) computedLocked(now time.Time) int {
-	k := l.rank
-	tokens := l.prompt - l.uncached
-	switch {
-	case l.phase != phasePrefill:
-		tokens += drainCap * l.uncached // it has drained, but no answer proves it
-	case k.prefill[0] == l:
-		done := k.rate.of(&k.worker.base.rate) * now.Sub(k.headFrom).Seconds()
-		tokens += min(max(done, 0), drainCap*l.uncached)
-	}
-	return min(int(tokens/l.unitSize), len(l.ids))
 }
 
 // learn tells the approximate index that the worker holds the prompt.
@@ -187,37 +174,18 @@ func (l *Lease) Done(o Outcome) {
 		r.mu.Unlock()
 		return
 	}
-	early := l.phase == phasePrefill
-	computed := 0
-	if l.warm && !o.OK {
-		computed = l.computedLocked(now)
-	}
-	if early {
-		r.leavePrefillLocked(l, now, false)
+	if l.warm {
+		r.cooledLocked(l, now, o.OK)
+	} else {
+		if l.phase == phasePrefill {
+			r.leavePrefillLocked(l, now, false)
+		}
+		if !o.OK && !l.seen && !l.predicted.IsZero() {
+			r.cfg.Index.Predicted().Retract(l.prediction)
+		}
+		k.discountLocked(l)
 	}
 	l.phase = phaseDone
-	if !o.OK && !l.seen && !l.predicted.IsZero() {
-		r.cfg.Index.Predicted().Retract(l.prediction)
-		if computed > 0 {
-			r.cfg.Index.Predicted().Add(k.num, l.ids[:computed])
-		}
-	}
-	if was := l.kv.Swap(-1); was >= 0 {
-		k.kvTokens.Add(-was)
-	}
-	k.prompts -= int64(l.prompt)
-	k.held.remove(l.ids, l.unitSize, l.prompt)
-	k.sequences.Add(-1)
-	k.inflight--
-	if l.warm {
-		k.warming--
-		k.warmed.set(k.warming > 0, r.nanos(now))
-	} else {
-		k.worker.inflight--
-	}
-	if k.inflight < 0 || k.worker.inflight < 0 {
-		panic("BUG: a worker has fewer than no requests in flight")
-	}
 	stale := l.staleLocked(o)
 	learn := o.OK && !l.learned
 	l.learned = l.learned || learn

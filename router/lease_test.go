@@ -31,7 +31,7 @@ func (w *world) idle(ranks map[*rank]bool) {
 	for k := range ranks {
 		if k.inflight != 0 || len(k.prefill) != 0 || k.booked != 0 || k.prompts != 0 || k.held.tokens != 0 ||
 			len(k.held.refs) != 0 || k.kvTokens.Load() != 0 || k.sequences.Load() != 0 || k.window.blind != 0 ||
-			!k.window.since.IsZero() || k.waiting != 0 || k.warming != 0 || k.busy.on || k.warmed.on || k.calmSince.Load() == notCalm {
+			!k.window.since.IsZero() || len(k.warm) != 0 || k.warmTokens != 0 || k.busy.on || k.warmed.on || k.calmSince.Load() == notCalm {
 			w.t.Errorf("rank %v is not idle: %+v", k.name, k)
 		}
 	}

@@ -2,6 +2,7 @@ package router
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/router/kv"
@@ -19,7 +20,7 @@ type Outlook struct {
 	OverlapTokens int
 	OverlapFrom   string  // "exact", "approximate", "predicted"; "" for none
 	Rate          float64 // R, prefill tokens per second
-	Inflight      int     // sequences there, warm-ups included
+	Inflight      int     // clients' sequences there
 	Waiting       int     // requests of clients there that wait for their first token
 	Warming       int     // warm-ups in flight there
 	Full          bool    // no sequence slot is free
@@ -59,11 +60,53 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 	return Outlook{
 		Worker: k.name, Engine: k.worker.spec.Engine, Coverage: k.feed.State, BlockSize: k.blockSize(),
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
-		Rate: w.in.rate, Inflight: k.inflight, Waiting: k.waiting, Warming: k.warming,
-		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight >= k.worker.spec.MaxNumSeqs,
+		Rate: w.in.rate, Inflight: k.inflight, Waiting: len(k.prefill), Warming: len(k.warm),
+		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight+len(k.warm) >= k.worker.spec.MaxNumSeqs,
 		Evict: w.terms.evict, AgeScale: q.tau,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
+}
+
+// warmLocked books a warm-up of so many tokens. It is apart from the load of clients:
+// whoever owns it ends it when a client's request comes to the rank, so no choice waits
+// for it or shuns it, and no measured rate or gap counts while it is there.
+func (k *rank) warmLocked(l *Lease, uncached float64, now time.Time) {
+	if len(k.warm) == 0 {
+		k.warmFrom = now
+	}
+	l.uncached = max(uncached, 0)
+	l.kv.Store(-1) // Progress counts nothing
+	k.warm = append(k.warm, l)
+	k.warmTokens += l.uncached
+	k.warmed.set(true, l.r.nanos(now))
+}
+
+// cooledLocked ends the booking of a warm-up. One that is cut short leaves what it has
+// computed: an engine keeps that, and events will tell.
+func (r *Router) cooledLocked(l *Lease, now time.Time, ok bool) {
+	k := l.rank
+	i := slices.Index(k.warm, l)
+	done := 0.0
+	if i == 0 {
+		done = k.rate.of(&k.worker.base.rate) * now.Sub(k.warmFrom).Seconds()
+		k.warmFrom = now
+	}
+	k.warm = slices.Delete(k.warm, i, i+1)
+	k.warmTokens -= l.uncached
+	if len(k.warm) == 0 {
+		k.warmTokens = 0 // what is left is rounding
+		k.warmed.set(false, r.nanos(now))
+		r.calmLocked(k, now)
+	}
+	if ok || l.predicted.IsZero() {
+		return
+	}
+	p := r.cfg.Index.Predicted()
+	p.Retract(l.prediction)
+	held := l.prompt - l.uncached + min(max(done, 0), drainCap*l.uncached)
+	if n := min(int(held/l.unitSize), len(l.ids)); n > 0 {
+		p.Add(k.num, l.ids[:n])
+	}
 }
 
 const (

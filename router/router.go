@@ -81,8 +81,9 @@ type Request struct {
 	PinRank          int        // −1: any
 	Exclude          []string   // worker ids that were tried already
 
-	// Speculative marks the warm-up of a turn that is yet to come. It is booked as
-	// load, but it is nobody's request: it counts in no metric, limit or memory.
+	// Speculative marks the warm-up of a turn that is yet to come. It is nobody's
+	// request: it counts in no metric, limit, memory or cost. Its owner ends it when a
+	// client's request comes to its rank.
 	Speculative bool
 }
 

@@ -102,11 +102,13 @@ type rank struct {
 	stale    int       // reports below the predicted overlap, in a row
 	extendAt time.Time // when predictions of the prefill queue must be extended
 
-	joined  int64 // Router.nanos
-	waiting int   // bookings of clients in prefill
-	busy    meter // waiting > 0
-	warming int   // warm-ups in flight
-	warmed  meter // warming > 0
+	joined int64 // Router.nanos
+	busy   meter // prefill is not empty
+
+	warm       []*Lease  // warm-ups in flight, oldest first
+	warmTokens float64   // their uncached tokens
+	warmFrom   time.Time // since when the oldest is the oldest
+	warmed     meter     // warm is not empty
 
 	held distinct // KV tokens of sequences in flight, shared prefixes once
 
