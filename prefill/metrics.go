@@ -35,6 +35,12 @@ const (
 	skipShutdown   = "shutdown"
 )
 
+// The reasons of outcomeCancelled, besides some of the above.
+const (
+	lateTurn    = "next_turn" // also of outcomeLate
+	cancelYield = "yield"     // another request came to its worker
+)
+
 // The reasons of outcomeWasted and outcomeUnmeasured.
 const (
 	wasteNoReturn = "no_return" // no next turn came in 15 minutes

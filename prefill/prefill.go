@@ -21,6 +21,7 @@ type Prefiller struct {
 	sums    sync.Pool
 	held    atomic.Int64 // bytes of bodies and replies
 	open    atomic.Int64 // conversations in the table
+	sending atomic.Int64 // warm-ups under way
 	wake    chan struct{}
 	metrics *metrics
 
@@ -133,6 +134,25 @@ func (p *Prefiller) Pause(worker string, d time.Duration) {
 
 const maxPauses = 4096
 
+// Yield makes the warm-ups on a rank give way: a client's request was routed there. What
+// they have computed stays in the engine's cache. It costs one load where there are none.
+func (p *Prefiller) Yield(to kv.WorkerRank) {
+	if p == nil || p.sending.Load() == 0 {
+		return
+	}
+	var jobs []*job
+	p.mu.Lock()
+	for _, j := range p.mu.jobs {
+		if j.lease != nil && j.lease.Worker() == to {
+			jobs = append(jobs, j)
+		}
+	}
+	p.mu.Unlock()
+	for _, j := range jobs {
+		p.stop(j, outcomeCancelled, cancelYield)
+	}
+}
+
 // idle tells whether no conversation waits for its next turn.
 func (p *Prefiller) idle() bool { return p.open.Load() == 0 }
 
@@ -222,8 +242,8 @@ func (p *Prefiller) closeLocked(c *conversation, outcome, reason string) bool {
 }
 
 // stop ends a warm-up before its answer: one that waits is dropped, one that is under
-// way is cancelled. It tells whether there was one to end. outcome and reason are those
-// of one that was not sent; one that was sent counts as cancelled.
+// way is cancelled. It tells whether there was one to end. outcome is that of one that
+// was not sent; one that was sent counts as cancelled.
 func (p *Prefiller) stop(j *job, outcome, reason string) bool {
 	p.mu.Lock()
 	if j.over {
@@ -242,8 +262,8 @@ func (p *Prefiller) stop(j *job, outcome, reason string) bool {
 		j.c.state = outcomeCancelled
 		j.c.warm.cancelled = true
 		p.mu.learn.spent(j.c, time.Since(j.sent))
-		p.closeLocked(j.c, outcomeCancelled, "")
-		p.recordLocked(j, outcomeCancelled, "")
+		p.closeLocked(j.c, outcomeCancelled, reason)
+		p.recordLocked(j, outcomeCancelled, reason)
 	}
 	p.mu.Unlock()
 	if cancel != nil {
@@ -264,6 +284,9 @@ var noOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens:
 func (p *Prefiller) endLocked(j *job) {
 	j.over = true
 	j.c.job = nil
+	if j.lease != nil {
+		p.sending.Add(-1)
+	}
 	for i, k := range p.mu.jobs {
 		if k == j {
 			p.mu.jobs = append(p.mu.jobs[:i], p.mu.jobs[i+1:]...)
@@ -302,7 +325,7 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 	j := c.job
 	p.mu.Unlock()
 	if j != nil {
-		p.stop(j, outcomeLate, "")
+		p.stop(j, outcomeLate, lateTurn)
 	}
 	return c
 }

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,6 +41,7 @@ type rig struct {
 	wg       sync.WaitGroup
 
 	mu    sync.Mutex
+	quiet bool
 	lines []string // the log of what happened
 	sent  []*Warmup
 	// answer, when set, is what workers say to warm-ups instead of computing them.
@@ -133,6 +134,9 @@ func (g *rig) close() {
 func (g *rig) logf(format string, args ...any) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.quiet {
+		return
+	}
 	g.lines = append(g.lines, fmt.Sprintf("%7.3fs  ", time.Since(g.start).Seconds())+fmt.Sprintf(format, args...))
 }
 
@@ -244,9 +248,11 @@ type wireMessage struct {
 // words makes one token of every 4 bytes.
 func words(dst []uint32, s string) []uint32 {
 	for ; len(s) > 0; s = s[min(4, len(s)):] {
-		h := fnv.New32a()
-		h.Write([]byte(s[:min(4, len(s))]))
-		dst = append(dst, h.Sum32())
+		h := uint32(2166136261) // FNV-1a
+		for i := range min(4, len(s)) {
+			h = (h ^ uint32(s[i])) * 16777619
+		}
+		dst = append(dst, h)
 	}
 	return dst
 }
@@ -314,7 +320,9 @@ func (g *rig) identify(_ context.Context, req *openai.Request, body []byte, ns k
 // Prefill implements Sender.
 func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
 	g.mu.Lock()
-	g.sent = append(g.sent, w)
+	if !g.quiet {
+		g.sent = append(g.sent, w)
+	}
 	answer := g.answer
 	g.mu.Unlock()
 	name, _, _ := strings.Cut(strings.TrimPrefix(string(w.Header), "X-Session-Id: "), "\r\n")
@@ -367,6 +375,10 @@ type outcome struct {
 	TTFT   time.Duration
 	Prompt int
 	Cached int
+	// Of a warm-up that this turn cancelled: tokens that it had added by then, as events
+	// told.
+	Added int
+	Live  int // tokens that were there before it
 }
 
 func quote(s string) string { return string(openai.AppendString(nil, s)) }
@@ -389,8 +401,14 @@ func (c *chat) turn(s say) outcome {
 		g.t.Fatal(err)
 	}
 	begin := time.Now()
-	t := g.prefill.Arrived(Arrival{Request: &v, Body: body, Key: c.key, Hint: c.hint})
 	prompt := g.identify(context.Background(), &v, body, kv.Namespace{})
+	t := g.prefill.Arrived(Arrival{Request: &v, Body: body, Key: c.key, Hint: c.hint})
+	g.settled()
+	added, live := 0, 0
+	if t != nil && t.prev != nil && t.prev.warm.cancelled {
+		live = t.prev.warm.live
+		added = g.holds(t.prev.warm.worker.ID, prompt) - live
+	}
 	lease, err := g.router.Route(context.Background(), &router.Request{
 		Model: "m", Key: c.key, Prompt: prompt, Stream: true, FirstTurn: v.FirstTurn, PinRank: -1, MaxTokens: -1,
 	})
@@ -398,6 +416,8 @@ func (c *chat) turn(s say) outcome {
 		g.t.Fatal(err)
 	}
 	w := lease.Worker()
+	g.prefill.Yield(w)
+	g.settled()
 	g.logf("%s  request  %s  %s", c.name, w, t.State())
 	output := generation(s.Reasoning, s.Reply, s.Call)
 	if s.Output > 0 {
@@ -416,7 +436,7 @@ func (c *chat) turn(s say) outcome {
 	c.observe(t, &s)
 	u := openai.Usage{PromptTokens: len(x.seq.Tokens), CompletionTokens: len(output), CachedTokens: x.seq.CachedTokens, ReasoningTokens: -1}
 	lease.Done(router.Outcome{OK: true, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
-	o := outcome{t.State(), w.ID, ttft, u.PromptTokens, u.CachedTokens}
+	o := outcome{t.State(), w.ID, ttft, u.PromptTokens, u.CachedTokens, added, live}
 	if s.Usage {
 		u.CachedTokens = -1
 	}
@@ -455,13 +475,40 @@ func (c *chat) observe(t *Turn, s *say) {
 	c.messages = append(c.messages, message)
 }
 
+// settled lets everything that can happen at this instant happen, so that the log has
+// one order.
+func (g *rig) settled() {
+	if !g.quiet {
+		synctest.Wait()
+	}
+}
+
+// holds returns the tokens of a prompt that events say a worker holds.
+func (g *rig) holds(worker string, p *kv.Prompt) int {
+	e := g.engines[worker]
+	size := e.sim.Config().BlockSize
+	dst := make([]kv.Overlap, g.numbers.Len())
+	g.index.Exact(size).Overlap(p.Chain(size), dst)
+	return int(dst[e.number].GPU) * size
+}
+
 // outcomes prints the counters that are not zero.
 func (g *rig) outcomes() string {
+	var out []string
+	for name, n := range g.counts() {
+		out = append(out, fmt.Sprintf("%s=%g", name, n))
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// counts returns the outcomes so far, as "outcome/reason".
+func (g *rig) counts() map[string]float64 {
 	families, err := g.registry.Gather()
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	var out []string
+	out := map[string]float64{}
 	for _, f := range families {
 		if f.GetName() != "warmroute_prefill_outcomes_total" {
 			continue
@@ -471,10 +518,10 @@ func (g *rig) outcomes() string {
 			if r := m.Label[1].GetValue(); r != "" {
 				name += "/" + r
 			}
-			out = append(out, fmt.Sprintf("%s=%g", name, m.GetCounter().GetValue()))
+			out[name] = m.GetCounter().GetValue()
 		}
 	}
-	return strings.Join(out, " ")
+	return out
 }
 
 var errRefused = errors.New("connection refused")

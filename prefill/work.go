@@ -243,6 +243,7 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan) (lease *router.Lea
 	j.lease, j.sent = lease, time.Now()
 	j.c.group, j.c.probe, j.c.state = g, probe, "warming"
 	j.c.warm = v.warmth()
+	p.sending.Add(1)
 	p.metrics.inflight.Inc()
 	p.metrics.sent.WithLabelValues(string(j.trigger)).Inc()
 	p.metrics.tokens.WithLabelValues("sent").Add(float64(v.gain))
