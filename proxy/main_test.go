@@ -29,7 +29,7 @@ import (
 )
 
 // eventually waits for ok, which must come true within five seconds.
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -112,7 +112,7 @@ type worker struct {
 	open  map[net.Conn]bool
 }
 
-func startWorker(t *testing.T, f func(c *call) bool) *worker {
+func startWorker(t testing.TB, f func(c *call) bool) *worker {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -194,7 +194,7 @@ const fasthttpRests = 2
 // rig is a proxy before scripted workers.
 type rig struct {
 	*Server
-	t     *testing.T
+	t     testing.TB
 	logs  *logBuffer
 	reg   *prometheus.Registry
 	fleet *upstream.Fleet
@@ -212,7 +212,7 @@ type setup struct {
 	workers  []upstream.WorkerConfig // instead of the scripted ones
 }
 
-func newRig(t *testing.T, o setup, workers ...*worker) *rig {
+func newRig(t testing.TB, o setup, workers ...*worker) *rig {
 	t.Helper()
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	r := &rig{t: t, logs: new(logBuffer), reg: prometheus.NewRegistry()}
@@ -293,7 +293,7 @@ func (r *rig) settled() {
 	}
 }
 
-func openFiles(t *testing.T) int {
+func openFiles(t testing.TB) int {
 	d, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return 0 // no such file system: descriptors are not counted there
