@@ -245,14 +245,10 @@ type wireMessage struct {
 	} `json:"tool_calls"`
 }
 
-// words makes one token of every 4 bytes.
+// words makes a token of every byte, so that texts are short.
 func words(dst []uint32, s string) []uint32 {
-	for ; len(s) > 0; s = s[min(4, len(s)):] {
-		h := uint32(2166136261) // FNV-1a
-		for i := range min(4, len(s)) {
-			h = (h ^ uint32(s[i])) * 16777619
-		}
-		dst = append(dst, h)
+	for i := range len(s) {
+		dst = append(dst, 100+uint32(s[i]))
 	}
 	return dst
 }
@@ -297,7 +293,7 @@ func generation(reasoning, content, call string) []uint32 {
 }
 
 func (g *rig) identify(_ context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
-	p := &kv.Prompt{Source: kv.SourceEngine, Namespace: ns, BytesPerToken: 4}
+	p := &kv.Prompt{Source: kv.SourceEngine, Namespace: ns, BytesPerToken: 1}
 	tokens := render(body)
 	p.TokenCount = len(tokens)
 	if !g.noTokens {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,13 +102,13 @@ func (s *story) worker(c *script.Cmd) string {
 	return ""
 }
 
-// text returns n tokens of text that differ by name.
+// someText returns n bytes that differ by name from the first on.
 func someText(name string, n int) string {
-	var b strings.Builder
-	for i := 0; b.Len() < 4*n; i++ {
-		fmt.Fprintf(&b, "%s%03d ", name, i)
+	b := make([]byte, 0, n+len(name)+8)
+	for i := 0; len(b) < n; i++ {
+		b = append(strconv.AppendInt(append(b, name...), int64(i), 10), ' ')
 	}
-	return b.String()[:4*n]
+	return string(b[:n])
 }
 
 func (s *story) turn(c *script.Cmd) string {
