@@ -31,13 +31,14 @@ func (s *Server) adminHandler() http.Handler {
 	mux.HandleFunc("GET /debug/workers", s.debugWorkers)
 	mux.HandleFunc("GET /debug/route", s.debugRoute)
 	mux.HandleFunc("POST /debug/route", s.debugExplain)
+	mux.HandleFunc("GET /debug/prefill", s.debugPrefill)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "warmroute "+s.cfg.Version+"\n\n/metrics\n/readyz\n/debug/workers\n/debug/route (GET: last decisions, POST a request body: explain it without sending it; ?text for a table)\n/debug/pprof/\n")
+		fmt.Fprint(w, "warmroute "+s.cfg.Version+"\n\n/metrics\n/readyz\n/debug/workers\n/debug/route (GET: last decisions, POST a request body: explain it without sending it; ?text for a table)\n/debug/prefill\n/debug/pprof/\n")
 	})
 	return mux
 }
@@ -94,6 +95,15 @@ func (s *Server) debugWorkers(w http.ResponseWriter, _ *http.Request) {
 		v.Feeds = s.cfg.Consumer.Status()
 	}
 	sendJSON(w, http.StatusOK, v)
+}
+
+// debugPrefill shows what warming did and whether it paid.
+func (s *Server) debugPrefill(w http.ResponseWriter, _ *http.Request) {
+	if s.cfg.Prefill == nil {
+		sendJSON(w, http.StatusOK, map[string]string{"status": "off"})
+		return
+	}
+	sendJSON(w, http.StatusOK, s.cfg.Prefill.Debug())
 }
 
 // debugRoute shows the last decisions, newest first.

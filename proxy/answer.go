@@ -23,6 +23,9 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 	rc.Response.Header.Set(headerWorker, t.worker.ID())
 	if t.explain {
 		explain(&rc.Response.Header, t.lease.Decision(), t.tokenize, t.route, time.Since(t.start)-t.tokenize-t.route)
+		if state := t.warm.State(); state != "" {
+			rc.Response.Header.Set(headerSpeculation, state)
+		}
 	}
 	if mediaType(h.ContentType()) != "text/event-stream" {
 		return t.whole(rc)
@@ -40,7 +43,7 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 func (t *turn) newRelay() *relay {
 	m := t.s.metrics
 	r := &relay{
-		src: t.resp, lease: t.lease, cut: t.cut, start: t.start, broken: t.broken,
+		src: t.resp, lease: t.lease, warm: t.warm, cut: t.cut, start: t.start, broken: t.broken,
 		ttft: m.ttft.WithLabelValues(t.endpoint), itl: m.itl.WithLabelValues(t.endpoint),
 	}
 	r.seen.Reset(t.req.N)
@@ -125,6 +128,8 @@ func (t *turn) whole(rc *fasthttp.RequestCtx) (handedOver bool) {
 	if t.status == fasthttp.StatusOK && len(t.resp.Header.ContentEncoding()) == 0 {
 		_ = openai.ParseResponse(rc.Response.Body(), t.req.N, &seen) // what cannot be read has no usage
 		t.account(&seen)
+		t.warm.Response(rc.Response.Body())
+		t.warmEnd.OK, t.warmEnd.Usage = true, seen.UsageOrNone()
 	}
 	u := seen.UsageOrNone()
 	t.lease.Done(router.Outcome{OK: t.status == fasthttp.StatusOK, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/internal/upstream"
+	"github.com/warmroute/warmroute/prefill"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/events"
 )
@@ -27,6 +28,8 @@ type Config struct {
 	Router *router.Router  // needed
 	Fleet  *upstream.Fleet // needed
 	Prompt *prompt.Builder // needed
+
+	Prefill *prefill.Prefiller // warms next turns; nil warms none
 
 	Consumer *events.Consumer // its feeds are shown; nil shows none
 	Bus      *events.Bus      // while it is down readiness says degraded; nil is never down

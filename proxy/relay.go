@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/prefill"
 	"github.com/warmroute/warmroute/router"
 )
 
@@ -32,6 +33,7 @@ type booking interface {
 type relay struct {
 	src   io.Reader
 	lease booking
+	warm  *prefill.Turn
 	// broken returns what the stream ends with when the worker failed with err; midway
 	// says that it stands within an event.
 	broken func(err error, midway bool) []byte
@@ -50,7 +52,8 @@ type relay struct {
 	seen openai.Stream
 	fed  int64 // bytes of the stream that were read
 
-	start, last time.Time // of the request, and of the last token
+	start, last time.Time     // of the request, and of the last token
+	firstToken  time.Duration // after start; 0 before it
 	ttft, itl   prometheus.Observer
 	done        bool
 }
@@ -100,6 +103,7 @@ func (r *relay) observe(chunk []byte) {
 }
 
 func (r *relay) event(ev openai.Event) {
+	r.warm.Observe(ev)
 	if f := r.seen.Observe(ev); f&openai.FrameUsageOnly != 0 && r.cut && ev.Start >= r.base {
 		r.cuts = append(r.cuts, span{ev.Start, ev.End})
 	}
@@ -113,7 +117,8 @@ func (r *relay) tokens(n int) {
 	}
 	now := time.Now()
 	if r.last.IsZero() {
-		r.ttft.Observe(now.Sub(r.start).Seconds())
+		r.firstToken = now.Sub(r.start)
+		r.ttft.Observe(r.firstToken.Seconds())
 		r.lease.FirstToken()
 	} else {
 		r.itl.Observe(now.Sub(r.last).Seconds() / float64(n))

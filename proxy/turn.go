@@ -1,10 +1,10 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/internal/upstream"
+	"github.com/warmroute/warmroute/prefill"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/kv"
 )
@@ -52,8 +53,8 @@ type turn struct {
 	resp   *upstream.Response
 	cut    bool // usage was asked for by us: its frame is cut out
 
-	warm *prefill.Turn // nil where no warm-up comes before or after this turn
-	end  prefill.End   // what warm is told at the end
+	warm    *prefill.Turn // nil where no warm-up comes before or after this turn
+	warmEnd prefill.End   // what warm is told at the end
 
 	tokenize, route time.Duration
 	status          int
@@ -87,7 +88,12 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string) 
 	if c := clientConn(rc.Conn()); c != nil {
 		t.watch = startWatch(c, func() { t.cancel(errClientGone) })
 	}
-	t.identify(body)
+	ns := t.namespace()
+	t.warm = s.cfg.Prefill.Arrived(prefill.Arrival{
+		Request: t.req, Body: body, Namespace: ns, Key: tenant(&rc.Request.Header),
+		Hint: string(rc.Request.Header.Peek(headerSpeculative)),
+	})
+	t.identify(body, ns)
 	if fault := t.send(rc, body); fault != nil {
 		t.fail(rc, fault)
 		return
@@ -121,6 +127,7 @@ func (t *turn) end() {
 	if t.lease != nil {
 		t.lease.Done(unknownOutcome)
 	}
+	t.finishWarm(left) // after the lease, which reads the prompt too
 	if t.watch != nil {
 		t.watch.stop()
 	}
@@ -218,13 +225,18 @@ func (t *turn) parse(body []byte) ([]byte, *fault) {
 	return body, nil
 }
 
-// identify finds out which prefix the prompt has.
-func (t *turn) identify(body []byte) {
-	from := time.Now()
+// namespace returns what keeps the request's prefixes apart from those of others.
+func (t *turn) namespace() kv.Namespace {
 	ns := kv.Namespace{Salt: t.req.CacheSalt}
 	if t.s.cfg.Fleet.LoRA(t.req.Model) {
 		ns.LoRA = t.req.Model
 	}
+	return ns
+}
+
+// identify finds out which prefix the prompt has.
+func (t *turn) identify(body []byte, ns kv.Namespace) {
+	from := time.Now()
 	t.prompt = t.s.cfg.Prompt.Build(t.ctx, t.req, body, t.s.cfg.Fleet.Tokenizer(t.req.Model, t.kind), ns, t.req.Model)
 	t.tokenize = time.Since(from)
 }
@@ -291,6 +303,12 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	}
 }
 
+// editBuffers hold edited bodies while they are sent. A long prompt for each request would
+// be most of what the proxy allocates; larger ones than keepEdited are rare.
+var editBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+const keepEdited = 1 << 20
+
 // errWorkerLeft says that a worker was removed between its choice and its use.
 var errWorkerLeft = errors.New("the worker has just left")
 
@@ -319,7 +337,14 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 	edit := openai.Edit{IncludeUsage: w.ReportsUsage(), RemoveHints: true}
 	t.cut = edit.IncludeUsage && t.req.Stream && !t.req.IncludeUsage
 	if edit.Needed(t.req) {
-		body = openai.Rewrite(make([]byte, 0, len(body)+64), body, t.req, edit)
+		buf := editBuffers.Get().(*[]byte)
+		*buf = openai.Rewrite((*buf)[:0], body, t.req, edit)
+		body = *buf
+		defer func() { // Do does not use a body after it has returned
+			if cap(*buf) <= keepEdited {
+				editBuffers.Put(buf)
+			}
+		}()
 	}
 	rank := -1
 	if t.lease.SendRank() {
@@ -329,9 +354,13 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 	if t.kind == openai.Completions {
 		path = "/v1/completions"
 	}
+	header := appendRequestHeaders(make([]byte, 0, 512), &rc.Request.Header, t.id, rank)
+	if t.warm.Wanted() {
+		t.warmEnd.Header, t.warmEnd.Authorization = header, bytes.Clone(rc.Request.Header.Peek("Authorization"))
+	}
 	resp, err := w.Do(t.ctx, &upstream.Request{
 		Method: fasthttp.MethodPost, Path: path, Body: body,
-		Header:        appendRequestHeaders(make([]byte, 0, 512), &rc.Request.Header, t.id, rank),
+		Header:        header,
 		Authorization: rc.Request.Header.Peek("Authorization"),
 	})
 	if err != nil {
@@ -346,6 +375,7 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 		return err
 	}
 	t.resp = resp
+	t.pauseWarming(&resp.Header)
 	return nil
 }
 

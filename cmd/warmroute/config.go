@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -28,6 +30,7 @@ type config struct {
 	Routing  routingConfig     `yaml:"routing"`
 	Limits   limitsConfig      `yaml:"limits"`
 	Index    indexConfig       `yaml:"index"`
+	Prefill  prefillConfig     `yaml:"speculative_prefill"`
 	StateDir string            `yaml:"state_dir"`
 	Log      logConfig         `yaml:"log"`
 
@@ -74,6 +77,14 @@ type indexConfig struct {
 	ApproximateTTL   duration `yaml:"approximate_ttl"`
 }
 
+// prefillConfig says which turns are followed by a warm-up of the next.
+type prefillConfig struct {
+	Mode    string            `yaml:"mode"`
+	Models  map[string]string `yaml:"models"`
+	Keys    map[string]string `yaml:"keys"`
+	Holdout float64           `yaml:"holdout"`
+}
+
 type logConfig struct {
 	Level  string `yaml:"level"`
 	Format string `yaml:"format"`
@@ -93,8 +104,9 @@ func defaultConfig() config {
 			TokenizeTimeout:  duration(50 * time.Millisecond),
 			Grace:            duration(60 * time.Second),
 		},
-		Index: indexConfig{MaxBytes: 2 << 30, ApproximateBytes: 256 << 20, ApproximateTTL: duration(15 * time.Minute)},
-		Log:   logConfig{Level: "info", Format: "text"},
+		Index:   indexConfig{MaxBytes: 2 << 30, ApproximateBytes: 256 << 20, ApproximateTTL: duration(15 * time.Minute)},
+		Prefill: prefillConfig{Mode: "off", Holdout: 0.05},
+		Log:     logConfig{Level: "info", Format: "text"},
 	}
 }
 
@@ -123,6 +135,8 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(&c.Index.MaxBytes, "index-max-bytes", "memory cap of the exact index, e.g. 2GiB")
 	f.Var(&c.Index.ApproximateBytes, "approximate-max-bytes", "memory cap of the approximate index")
 	f.Var(&c.Index.ApproximateTTL, "approximate-ttl", "how long the approximate index believes that a worker still holds a prefix")
+	f.StringVar(&c.Prefill.Mode, "speculative-prefill", c.Prefill.Mode, "warm the next turn of conversations whose requests do not say: off, on, or auto (only on workers known to hold a cache)")
+	f.Float64Var(&c.Prefill.Holdout, "speculation-holdout", c.Prefill.Holdout, "share of the turns to be warmed that are not, at random, so that /debug/prefill knows what warming saves; 0 measures nothing")
 	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` in which relays keep their hash maps, so that a restart stays exact")
 	f.IntVar(&c.Simulate, "simulate", c.Simulate, "start this many simulated workers on 127.0.0.1 and route to them")
 	bindLog(f, &c.Log)
@@ -169,6 +183,13 @@ func (c *config) validate() error {
 	default:
 		return fmt.Errorf("routing.mode (--mode): %q is none of kv, round-robin, random, least-loaded", c.Routing.Mode)
 	}
+	for _, m := range append(slices.Collect(maps.Values(c.Prefill.Models)), append(slices.Collect(maps.Values(c.Prefill.Keys)), c.Prefill.Mode)...) {
+		switch m {
+		case "off", "on", "auto":
+		default:
+			return fmt.Errorf("speculative_prefill (--speculative-prefill): %q is none of off, on, auto", m)
+		}
+	}
 	for _, r := range []struct {
 		name string
 		bad  bool
@@ -185,6 +206,7 @@ func (c *config) validate() error {
 		{"index.max_bytes (--index-max-bytes)", c.Index.MaxBytes < 1<<20, "at least 1MiB"},
 		{"index.approximate_bytes (--approximate-max-bytes)", c.Index.ApproximateBytes < 1<<20, "at least 1MiB"},
 		{"index.approximate_ttl (--approximate-ttl)", c.Index.ApproximateTTL <= 0, "more than 0s"},
+		{"speculative_prefill.holdout (--speculation-holdout)", !(c.Prefill.Holdout >= 0 && c.Prefill.Holdout <= 1), "a share from 0 to 1"},
 		{"simulate (--simulate)", c.Simulate < 0 || c.Simulate > 64, "0 to 64"},
 	} {
 		if r.bad {

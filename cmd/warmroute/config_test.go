@@ -51,6 +51,7 @@ func TestConfig_ReferenceFile(t *testing.T) {
 	want := defaultConfig()
 	want.Workers = got.Workers
 	want.Allow, want.Aliases = got.Allow, got.Aliases
+	want.Prefill.Models, want.Prefill.Keys = got.Prefill.Models, got.Prefill.Keys
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("the reference shows other values than the defaults (-default +file):\n%s", d)
 	}
@@ -113,6 +114,9 @@ func TestConfig_BadInput(t *testing.T) {
 	f("", []string{"--simulate", "2", "--mode", "fastest"}, "--mode", "round-robin")
 	f("", []string{"--simulate", "2", "--max-inflight", "0"}, "--max-inflight", "at least 1")
 	f("", []string{"--simulate", "2", "--retries", "-1"}, "--retries")
+	f("", []string{"--simulate", "2", "--speculative-prefill", "maybe"}, "--speculative-prefill", "off, on, auto")
+	f("speculative_prefill: {keys: {bot: yes}}\nsimulate: 1\n", nil, "speculative_prefill", "off, on, auto")
+	f("", []string{"--simulate", "2", "--speculation-holdout", "1.5"}, "--speculation-holdout", "0 to 1")
 	f("", []string{"--simulate", "99"}, "--simulate", "0 to 64")
 	f("", []string{"--simulate", "2", "--log-level", "loud"}, "--log-level", "debug, info, warn, error")
 	f("", []string{"--simulate", "2", "--log-format", "xml"}, "--log-format", "json")

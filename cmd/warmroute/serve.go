@@ -15,8 +15,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/internal/upstream"
+	"github.com/warmroute/warmroute/prefill"
 	"github.com/warmroute/warmroute/proxy"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/events"
@@ -78,6 +80,7 @@ type parts struct {
 	fleet     *upstream.Fleet
 	consumer  *events.Consumer
 	prompt    *prompt.Builder
+	prefill   *prefill.Prefiller
 	front     *proxy.Server
 	simulated *simulated
 	log       *slog.Logger
@@ -156,17 +159,30 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Registerer: registry})
+	warmer := prefill.New(prefill.Config{
+		Default: prefill.Mode(cfg.Prefill.Mode),
+		Models:  modes(cfg.Prefill.Models),
+		Keys:    modes(cfg.Prefill.Keys),
+		Holdout: orNone(cfg.Prefill.Holdout),
+		Router:  rt,
+		Sender:  proxy.Sender{Fleet: fleet},
+		Identify: func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
+			return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
+		},
+		Registerer: registry,
+	})
 	front, err := proxy.New(proxy.Config{
 		Listen:       cfg.Listen,
 		Admin:        cfg.Admin,
 		Router:       rt,
 		Fleet:        fleet,
 		Prompt:       builder,
+		Prefill:      warmer,
 		Bus:          bus,
 		Consumer:     consumer,
 		Aliases:      cfg.Aliases,
 		MaxBodyBytes: int(cfg.Limits.MaxBody),
-		Retries:      retries(cfg.Routing.Retries),
+		Retries:      orNone(cfg.Routing.Retries),
 		Grace:        time.Duration(cfg.Limits.Grace),
 		Registerer:   registry,
 		Gatherer:     gather,
@@ -177,19 +193,27 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	closeBus = false
-	return &parts{bus: bus, fleet: fleet, consumer: consumer, prompt: builder, front: front, simulated: simulated, log: log, stderr: stderr}, nil
+	return &parts{bus: bus, fleet: fleet, consumer: consumer, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
 }
 
-// retries turns the setting, in which 0 is none, into the front's, in which it is the
-// default.
-func retries(n int) int {
+// orNone turns a setting in which 0 is none into one in which 0 is the default and
+// anything negative none.
+func orNone[T int | float64](n T) T {
 	if n == 0 {
 		return -1
 	}
 	return n
 }
 
-// run serves until ctx ends: the front drains first, then the feed, the fleet and the
+func modes(m map[string]string) map[string]prefill.Mode {
+	out := make(map[string]prefill.Mode, len(m))
+	for name, mode := range m {
+		out[name] = prefill.Mode(mode)
+	}
+	return out
+}
+
+// run serves until ctx ends: warm-ups are dropped, the front drains, then the feed, the fleet and the
 // simulated workers stop, then the bus closes.
 func (p *parts) run(ctx context.Context, reload reloader) error {
 	defer p.bus.Close()
@@ -199,6 +223,13 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 	g, back := errgroup.WithContext(back)
 	g.Go(func() error { return p.consumer.Run(back) })
 	g.Go(func() error { return p.fleet.Run(back) })
+	g.Go(func() error {
+		// Speculation ends with the signal, before the streams have drained.
+		warm, stop := context.WithCancel(back)
+		defer stop()
+		defer context.AfterFunc(ctx, stop)()
+		return p.prefill.Run(warm)
+	})
 	g.Go(func() error { return p.simulated.run(back) })
 	g.Go(func() error {
 		return reload.run(back, p.log, func(c config) error {

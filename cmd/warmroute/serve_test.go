@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	openai "github.com/sashabaranov/go-openai"
 	"github.com/spf13/pflag"
+
+	"github.com/warmroute/warmroute/internal/sim"
 )
 
 // syncBuffer is a log that the test reads while the server writes.
@@ -221,5 +224,71 @@ func TestServe_PortInUse(t *testing.T) {
 	_, err = newParts(cfg, &simulated{}, registry, registry, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), cfg.Listen) || !strings.Contains(err.Error(), "--listen") {
 		t.Errorf("error: %v", err)
+	}
+}
+
+// TestServe_WarmsTheNextTurn: a thinking model's next turn finds the stripped history
+// cached when the turn before asked for speculative prefill, and the answer says so.
+func TestServe_WarmsTheNextTurn(t *testing.T) {
+	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- worker.Run(ctx) }() // owned by the test
+	defer func() { cancel(); <-ended }()
+	cfg := defaultConfig()
+	cfg.Prefill.Holdout = 0
+	cfg.Workers = []workerConfig{{ID: "w", URL: worker.URL(), Events: worker.EventsEndpoint(0), Replay: worker.ReplayEndpoint(0)}}
+	s := startServer(t, 0, cfg, reloader{})
+	eventually(t, "a complete feed", func() bool { return strings.Contains(text(t, s.admin+"/debug/workers"), `"complete"`) })
+
+	ask := func(messages string) (body, state string) {
+		t.Helper()
+		req, err := http.NewRequest("POST", s.api+"/v1/chat/completions", strings.NewReader(`{"model":"sim","max_tokens":900,"messages":[`+messages+`]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("X-Speculative-Prefill", "true")
+		req.Header.Set("X-Warmroute-Explain", "1")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%d %s %v", resp.StatusCode, raw, err)
+		}
+		return string(raw), resp.Header.Get("X-Warmroute-Speculation")
+	}
+	first := `{"role":"user","content":"` + strings.Repeat("what do you know of prefixes? ", 40) + `"}`
+	body, _ := ask(first)
+	var answer openai.ChatCompletionResponse
+	if err := json.Unmarshal([]byte(body), &answer); err != nil {
+		t.Fatal(err)
+	}
+	reply, err := json.Marshal(answer.Choices[0].Message.Content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(text(t, s.admin+"/debug/prefill"), text(t, s.admin+"/metrics"))
+		}
+	})
+	eventually(t, "the warm-up", func() bool {
+		m := text(t, s.admin+"/metrics")
+		return strings.Contains(m, `warmroute_prefill_tokens_total{kind="sent"}`) && !strings.Contains(m, `warmroute_prefill_tokens_total{kind="sent"} 0`) && strings.Contains(m, "warmroute_prefill_inflight 0")
+	})
+	body, state := ask(first + `,{"role":"assistant","content":` + string(reply) + `},{"role":"user","content":"go on"}`)
+	if err := json.Unmarshal([]byte(body), &answer); err != nil {
+		t.Fatal(err)
+	}
+	cached, prompt := answer.Usage.PromptTokensDetails.CachedTokens, answer.Usage.PromptTokens
+	if state != "warmed" || cached < prompt-3*64 {
+		t.Errorf("second turn: state %q, %d of %d prompt tokens cached; %s", state, cached, prompt, text(t, s.admin+"/debug/prefill"))
 	}
 }

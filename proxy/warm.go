@@ -1,0 +1,88 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/upstream"
+	"github.com/warmroute/warmroute/prefill"
+)
+
+const (
+	headerSpeculative = "X-Speculative-Prefill"      // of a request: warm the next turn
+	headerSpeculation = "X-Warmroute-Speculation"    // of an answer: what became of its warm-up
+	warmUpMark        = "X-Warmroute-Prefill: 1\r\n" // of a warm-up, for the worker's logs
+
+	// warmAnswerBytes bounds the answer to a warm-up: one token and its usage.
+	warmAnswerBytes = 1 << 20
+)
+
+// Sender delivers warm-ups to the workers of a fleet.
+type Sender struct{ Fleet *upstream.Fleet }
+
+// Prefill implements prefill.Sender.
+func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer, error) {
+	a := prefill.Answer{Usage: openai.NoUsage}
+	worker := s.Fleet.Worker(w.Worker.ID)
+	if worker == nil {
+		return a, errWorkerLeft
+	}
+	resp, err := worker.Do(ctx, &upstream.Request{
+		Method: fasthttp.MethodPost, Path: "/v1/chat/completions", Body: w.Body,
+		Header: append(w.Header, warmUpMark...), Authorization: w.Authorization,
+	})
+	if err != nil {
+		return a, err
+	}
+	defer resp.Close()
+	a.Status, a.RetryAfter = resp.Header.StatusCode(), retryAfter(&resp.Header)
+	body, err := io.ReadAll(io.LimitReader(resp, warmAnswerBytes))
+	if err != nil {
+		return a, err
+	}
+	var seen openai.Stream
+	if a.Status == fasthttp.StatusOK && openai.ParseResponse(body, 1, &seen) == nil {
+		a.Usage = seen.UsageOrNone()
+	}
+	return a, nil
+}
+
+// retryAfter reads how long a worker wants to be left alone; 0 where it does not say.
+func retryAfter(h *fasthttp.ResponseHeader) time.Duration {
+	seconds, err := strconv.Atoi(string(h.Peek("Retry-After")))
+	if err != nil || seconds < 0 {
+		return 0
+	}
+	return time.Duration(min(seconds, 3600)) * time.Second
+}
+
+// pauseWarming keeps warm-ups away from a worker that asked for a pause.
+func (t *turn) pauseWarming(h *fasthttp.ResponseHeader) {
+	if d := retryAfter(h); d > 0 && t.s.cfg.Prefill != nil {
+		t.s.cfg.Prefill.Pause(t.worker.ID(), d)
+	}
+}
+
+// finishWarm tells the prefiller how the turn ended. left says that the client went away
+// before the end.
+func (t *turn) finishWarm(left bool) {
+	if t.warm == nil {
+		return
+	}
+	e := t.warmEnd
+	e.Prompt = t.prompt
+	if t.lease != nil {
+		e.Worker = t.lease.Worker()
+	}
+	if r := t.relay; r != nil {
+		e.OK = t.status == fasthttp.StatusOK && r.seen.Complete() && !r.seen.Failed
+		e.TTFT, e.Usage = r.firstToken, r.seen.UsageOrNone()
+	}
+	e.OK = e.OK && !left && t.failure == nil
+	t.warm.Finish(e)
+}
