@@ -123,10 +123,7 @@ func TestLive_NoTokenizer(t *testing.T) {
 			args := []string{"--like", like, "--no-tokenize", "--speed-up", "10"}
 			w1, w2 := startWorker(t, "w1", noEvents, args...), startWorker(t, "w2", noEvents, args...)
 			p := startProxy(t, "proxy", "-w", w1.flag(true), "-w", w2.flag(true))
-			waitFor(t, "the proxy to be ready", func() error {
-				_, err := p.explain(newChat(1, 10, 1).body())
-				return err
-			})
+			waitFor(t, "the proxy to take requests", func() error { return servesNow(p) })
 			u := newUser()
 			defer u.close()
 			back := 0

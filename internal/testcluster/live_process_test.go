@@ -1,7 +1,6 @@
 package testcluster_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -325,9 +324,4 @@ func openFiles(pid int) int {
 		return -1
 	}
 	return len(entries)
-}
-
-// count returns how often a process said text in its present life.
-func (p *process) count(text string) int {
-	return bytes.Count([]byte(p.lifeText()), []byte(text))
 }
