@@ -59,7 +59,13 @@ func (c *ABConfig) Validate() error {
 	if d.MetricsURL != "" && !strings.HasPrefix(d.MetricsURL, "http://") && !strings.HasPrefix(d.MetricsURL, "https://") {
 		return fmt.Errorf("--metrics-url %q: give a URL such as http://127.0.0.1:8001/metrics", d.MetricsURL)
 	}
-	return d.Config.Validate()
+	if err := d.Config.Validate(); err != nil {
+		return err
+	}
+	if n := 2 * d.Pairs * d.Users * d.Turns; n > maxTurns {
+		return fmt.Errorf("--pairs %d: %d turns in all, and more than %d do not fit into memory", d.Pairs, n, maxTurns)
+	}
+	return nil
 }
 
 // treatmentFirst tells whether the pair runs B before A. The order ABBA BAAB … gives

@@ -224,6 +224,8 @@ func TestConfig_BadInput(t *testing.T) {
 	f(func(c *ABConfig) { c.URL = "http://u:p@h" }, "--api-key")
 	f(func(c *ABConfig) { c.Users = 0 }, "--num-users")
 	f(func(c *ABConfig) { c.Users = 1 << 40 }, "memory")
+	f(func(c *ABConfig) { c.Users, c.Turns, c.Pairs = 1000, 100, 50 }, "--pairs 50")
+	f(func(c *ABConfig) { c.UserTokens = 1 << 40 }, "--num-user-tokens")
 	f(func(c *ABConfig) { c.Turns = 1 }, "at least 2")
 	f(func(c *ABConfig) { c.UserTokens = -1 }, "--num-user-tokens")
 	f(func(c *ABConfig) { c.MaxCompletionTokens = 0 }, "--max-completion-tokens")
@@ -267,7 +269,8 @@ func TestPlan(t *testing.T) {
 	}
 	var sum time.Duration
 	n := 0
-	for _, u := range p.users {
+	for i := range c.Users {
+		u := p.user(i)
 		if u.turns[0].think != 0 {
 			t.Error("a think time before the first turn")
 		}

@@ -77,6 +77,9 @@ type Config struct {
 	OnTurn func(*report.Record)
 }
 
+// maxTurns bounds the records of a run, about 400 bytes each.
+const maxTurns = 2_000_000
+
 // Ping makes c a smoke test: one user, one turn of about 50 tokens, no delay.
 func (c *Config) Ping() {
 	c.Users, c.Turns, c.UserTokens, c.MaxCompletionTokens = 1, 1, 50, 50
@@ -103,8 +106,11 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("%s %d: must be at least %d", f.name, f.n, f.least)
 		}
 	}
-	if c.Users > 100_000 || c.Turns > 10_000 || c.Users*c.Turns > 10_000_000 {
-		return fmt.Errorf("--num-users %d × --num-turns %d: at most 10,000,000 turns fit into memory", c.Users, c.Turns)
+	if c.Users > maxTurns || c.Turns > maxTurns || c.Users*c.Turns > maxTurns {
+		return fmt.Errorf("--num-users %d × --num-turns %d: more than %d turns do not fit into memory", c.Users, c.Turns, maxTurns)
+	}
+	if c.UserTokens > 10_000_000 {
+		return fmt.Errorf("--num-user-tokens %d: at most 10,000,000", c.UserTokens)
 	}
 	if c.MeanDelay < 0 {
 		return fmt.Errorf("--mean-delay-ms %d: must not be negative", c.MeanDelay.Milliseconds())

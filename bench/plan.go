@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// plan is everything a run will say and when, except the salt.
+// plan is everything a run will say and when, except the salt. Conversations are drawn
+// anew by whoever plays them: a large plan does not stay in memory.
 type plan struct {
-	users []userPlan
-	hash  string // over all of it
+	cfg  *Config
+	hash string // over all conversations
 }
 
 type userPlan struct {
@@ -35,10 +36,9 @@ ut labore et dolore magna aliqua enim ad minim veniam quis nostrud exercitation 
 commodo consequat duis aute irure in reprehenderit voluptate velit esse cillum fugiat nulla pariatur excepteur sint
 occaecat cupidatat non proident sunt culpa qui officia deserunt mollit anim id est laborum`)
 
-// newPlan draws the plan. Each conversation has a generator of its own, seeded by its
-// number, so the order in which they run changes nothing.
+// newPlan hashes the plan.
 func newPlan(c *Config) *plan {
-	p := &plan{}
+	p := &plan{cfg: c}
 	h := sha256.New()
 	fmt.Fprintf(h, "users=%d turns=%d out=%d eos=%t echo=%t extra=%s\n", c.Users, c.Turns, c.MaxCompletionTokens, c.IgnoreEOS, c.EchoReasoning, c.ExtraBody)
 	number := func(d time.Duration) {
@@ -46,29 +46,38 @@ func newPlan(c *Config) *plan {
 		binary.LittleEndian.PutUint64(b[:], uint64(d))
 		h.Write(b[:])
 	}
-	for user := range c.Users {
-		id := fnv.New64a()
-		fmt.Fprintf(id, "conversation %d", user)
-		r := rand.New(rand.NewPCG(c.Seed, id.Sum64()))
-		u := userPlan{
-			system: fmt.Sprintf("You are a helpful assistant. You are assisting user %d. Answer questions thoroughly and accurately.", user),
-			start:  c.Stagger * time.Duration(user) / time.Duration(c.Users),
-		}
+	for i := range c.Users {
+		u := p.user(i)
 		number(u.start)
-		for turn := range c.Turns {
-			t := turnPlan{text: prose(r, c.UserTokens)}
-			// Drawn for every turn, so that a longer conversation starts like a shorter one.
-			if x := r.Float64(); turn > 0 {
-				t.think = time.Duration(-math.Log1p(-x) * float64(c.MeanDelay))
-			}
+		for _, t := range u.turns {
 			number(t.think)
 			h.Write([]byte(t.text))
-			u.turns = append(u.turns, t)
 		}
-		p.users = append(p.users, u)
 	}
 	p.hash = hex.EncodeToString(h.Sum(nil)[:8])
 	return p
+}
+
+// user draws one conversation. Its generator is seeded by its number, so the order in
+// which conversations are drawn changes nothing.
+func (p *plan) user(i int) userPlan {
+	c := p.cfg
+	id := fnv.New64a()
+	fmt.Fprintf(id, "conversation %d", i)
+	r := rand.New(rand.NewPCG(c.Seed, id.Sum64()))
+	u := userPlan{
+		system: fmt.Sprintf("You are a helpful assistant. You are assisting user %d. Answer questions thoroughly and accurately.", i),
+		start:  time.Duration(float64(c.Stagger) * float64(i) / float64(c.Users)),
+	}
+	for turn := range c.Turns {
+		t := turnPlan{text: prose(r, c.UserTokens)}
+		// Drawn for every turn, so that a longer conversation starts like a shorter one.
+		if x := r.Float64(); turn > 0 {
+			t.think = time.Duration(-math.Log1p(-x) * float64(c.MeanDelay))
+		}
+		u.turns = append(u.turns, t)
+	}
+	return u
 }
 
 // prose writes about the given number of tokens.

@@ -11,6 +11,9 @@ import (
 	"github.com/warmroute/warmroute/bench/report"
 )
 
+// maxGaps is how many pauses between chunks a run keeps, 160 MB; later ones are counted.
+const maxGaps = 20_000_000
+
 // Run plays the plan once and returns what was measured. When ctx ends early it returns
 // the turns measured until then, with Interrupted set, and no error. An error means that
 // nothing could be measured at all.
@@ -41,8 +44,8 @@ func (c *client) run(ctx context.Context, p *plan, model, salt string) *report.R
 	}
 	var mu struct {
 		sync.Mutex
-		records   []report.Record
-		cancelled int
+		records               []report.Record
+		cancelled, gaps, left int
 	}
 	start := c.now()
 	done := func(q report.Record) {
@@ -52,18 +55,22 @@ func (c *client) run(ctx context.Context, p *plan, model, salt string) *report.R
 			mu.cancelled++
 			return
 		}
+		if mu.gaps += len(q.Gaps); mu.gaps > maxGaps {
+			mu.left += len(q.Gaps)
+			q.Gaps = nil
+		}
 		mu.records = append(mu.records, q)
 		if c.cfg.OnTurn != nil {
 			c.cfg.OnTurn(&q)
 		}
 	}
 	var users sync.WaitGroup
-	for user := range p.users {
-		users.Go(func() { c.converse(ctx, start, model, salt, user, &p.users[user], done) })
+	for user := range c.cfg.Users {
+		users.Go(func() { c.converse(ctx, start, model, salt, user, p.user(user), done) })
 	}
 	users.Wait()
 	out.Duration = report.Micros(c.now().Sub(start))
-	out.Records, out.Cancelled = mu.records, mu.cancelled
+	out.Records, out.Cancelled, out.GapsLeftOut = mu.records, mu.cancelled, mu.left
 	out.Interrupted = ctx.Err() != nil
 	out.Summarise()
 	return out
@@ -71,7 +78,7 @@ func (c *client) run(ctx context.Context, p *plan, model, salt string) *report.R
 
 // converse plays one conversation: a turn is due when the one before has ended and its
 // think time has passed. A turn that fails ends it.
-func (c *client) converse(ctx context.Context, start time.Time, model, salt string, user int, p *userPlan, done func(report.Record)) {
+func (c *client) converse(ctx context.Context, start time.Time, model, salt string, user int, p userPlan, done func(report.Record)) {
 	session := fmt.Sprintf("%s-%d", salt, user)
 	messages := []goopenai.ChatCompletionMessage{{Role: goopenai.ChatMessageRoleSystem, Content: salted(salt, p.system)}}
 	due := p.start

@@ -64,7 +64,9 @@ func (e *endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	if delay == 0 {
 		delay = 100 * time.Millisecond
 	}
-	delta := func(s string) string { return `data: {"choices":[{"index":0,"delta":{"content":"` + s + `"}}]}` + "\n\n" }
+	delta := func(s string) string {
+		return `data: {"choices":[{"index":0,"delta":{"content":"` + s + `"}}]}` + "\n\n"
+	}
 	steps := []step{{at: delay, data: delta("answer")}, {at: delay + 10*time.Millisecond, data: delta(fmt.Sprintf(" %d", turn))}}
 	ending := `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":2}}` + "\n\ndata: [DONE]\n\n"
 	if e.fail != nil {
@@ -113,7 +115,7 @@ func TestRun_HistoryAndRequest(t *testing.T) {
 				t.Fatalf("%d answered: %v", r.Successful, r.Failures)
 			}
 			p := newPlan(&cfg)
-			word := func(i int) string { w, _, _ := strings.Cut(p.users[0].turns[i].text, " "); return w }
+			word := func(i int) string { w, _, _ := strings.Cut(p.user(0).turns[i].text, " "); return w }
 			last := e.seen()[2]
 			want := []string{"user: " + word(0), "assistant: answer 0", "user: " + word(1), "assistant: answer 1", "user: " + word(2)}
 			if d := cmp.Diff(want, last.messages()); d != "" {
@@ -231,9 +233,9 @@ func TestRun_ThinkTimeAndLag(t *testing.T) {
 		p := newPlan(&cfg)
 		ends := map[int]report.Micros{}
 		for _, q := range r.Records {
-			due := report.Micros(p.users[q.User].start)
+			due := report.Micros(p.user(q.User).start)
 			if q.Turn > 0 {
-				due = ends[q.User] + report.Micros(p.users[q.User].turns[q.Turn].think)
+				due = ends[q.User] + report.Micros(p.user(q.User).turns[q.Turn].think)
 			}
 			if q.Planned != due || q.Lag != 0 {
 				t.Errorf("user %d turn %d: due %v, want %v; lag %v", q.User, q.Turn, time.Duration(q.Planned), time.Duration(due), time.Duration(q.Lag))

@@ -88,6 +88,7 @@ type Run struct {
 	PerTurnITL         []TurnSummary  `json:"per_turn_itl"`
 	AggregateITL       *Summary       `json:"aggregate_itl"`
 	AggregateGaps      *Summary       `json:"aggregate_chunk_gaps"`
+	GapsLeftOut        int            `json:"chunk_gaps_left_out"` // more than the client keeps
 	SteadyTTFT         *Summary       `json:"steady_ttft"`
 	Lag                *Summary       `json:"generator_lag"`
 	Phases             map[string]int `json:"phases"`

@@ -169,6 +169,9 @@ func (r *Run) notes(b *strings.Builder) {
 	if r.Lag != nil && r.AggregateTTFT != nil && (r.Lag.P99 > Micros(10*time.Millisecond) || r.Lag.P99 > r.AggregateTTFT.P50/10) {
 		fmt.Fprintf(b, "the client was late: lag p99 %s ms against TTFT p50 %s ms; its machine is too busy for these numbers\n", ms(r.Lag.P99), ms(r.AggregateTTFT.P50))
 	}
+	if r.GapsLeftOut > 0 {
+		fmt.Fprintf(b, "gaps leave out the last %d, beyond what the client keeps\n", r.GapsLeftOut)
+	}
 	noDone := 0
 	shown := map[string]bool{}
 	for i := range r.Records {
