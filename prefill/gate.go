@@ -33,6 +33,16 @@ func (v *verdict) warmth() warmth {
 	return warmth{worker: v.worker, blockSize: v.blockSize, live: v.live, gain: v.gain, tail: v.tail, blocks: v.blocks, seconds: v.seconds, busy: v.busy}
 }
 
+// goesOn notes that a warm-up that gave way is sent again. What it has left already is
+// part of its gain.
+func (w *warmth) goesOn(v *verdict) {
+	next := v.warmth()
+	if v.worker == w.worker {
+		next.gain, next.live = max(v.live+v.gain-w.live, v.gain), min(w.live, v.live)
+	}
+	*w = next
+}
+
 // judge asks every gate. A reason says which one is shut, and again whether it may open
 // soon.
 func (p *Prefiller) judge(j *job, w *plan) (v verdict, reason string, again bool) {

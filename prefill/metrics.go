@@ -35,17 +35,15 @@ const (
 	skipShutdown   = "shutdown"
 )
 
-// The reasons of outcomeCancelled, besides some of the above.
-const (
-	lateTurn    = "next_turn" // also of outcomeLate
-	cancelYield = "yield"     // another request came to its worker
-)
+// lateTurn is the reason of outcomeLate, and of outcomeCancelled besides some of the above.
+const lateTurn = "next_turn"
 
 // The reasons of outcomeWasted and outcomeUnmeasured.
 const (
 	wasteNoReturn = "no_return" // no next turn came in 15 minutes
 	wasteEvicted  = "evicted"   // the prompt matched, but the blocks were gone
 	wasteMismatch = "mismatch"  // the next prompt did not start with what was warmed
+	wasteCut      = "cut_short" // it gave way and never went on
 	wasteMoved    = "moved"     // the next turn ran elsewhere
 	wasteReplaced = "replaced"  // the same turn ended again, or the conversation was forgotten
 	blindUsage    = "no_usage"  // the engine reports no cached tokens
@@ -60,6 +58,7 @@ type metrics struct {
 	seconds   prometheus.Histogram
 	ttft      *prometheus.HistogramVec
 	forgotten prometheus.Counter
+	yields    prometheus.Counter
 	inflight  prometheus.Gauge
 }
 
@@ -86,11 +85,13 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 			Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}}, []string{"group"}),
 		forgotten: prometheus.NewCounter(counter("conversations_forgotten_total",
 			"Open conversations dropped for room before their next turn.")),
+		yields: prometheus.NewCounter(counter("yields_total",
+			"Times a warm-up under way was cancelled to give way to another request; it goes on later.")),
 		inflight: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "inflight",
 			Help: "Warm-ups sent and not yet answered."}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.forgotten, m.inflight,
+		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.forgotten, m.yields, m.inflight,
 			gauge("conversations", "Finished turns that wait for their next one.", func() float64 { n, _ := p.sizes(); return float64(n) }),
 			gauge("queue", "Warm-ups that wait or are under way.", func() float64 { _, n := p.sizes(); return float64(n) }),
 			gauge("held_bytes", "Bytes of bodies and replies kept for warming.", func() float64 { return float64(p.held.Load()) }))

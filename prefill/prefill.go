@@ -52,9 +52,11 @@ type job struct {
 	end     End
 
 	cancel context.CancelFunc // nil until Run has started it
-	lease  *router.Lease      // nil until it is sent
-	sent   time.Time
-	over   bool // its outcome is decided, or is up to the next turn
+	cut    context.CancelFunc // of the request under way
+	lease  *router.Lease      // nil while it is not under way
+	sent   time.Time          // when it was sent last
+	tries  int                // how often
+	over   bool               // its outcome is decided, or is up to the next turn
 }
 
 // New returns a Prefiller; Run makes it work. It panics where Config.Validate fails.
@@ -135,22 +137,33 @@ func (p *Prefiller) Pause(worker string, d time.Duration) {
 const maxPauses = 4096
 
 // Yield makes the warm-ups on a rank give way: a client's request was routed there. What
-// they have computed stays in the engine's cache. It costs one load where there are none.
+// they have computed stays in the engine's cache, and they go on where they stopped once
+// the rank is free again. It costs one load where there are none.
 func (p *Prefiller) Yield(to kv.WorkerRank) {
 	if p == nil || p.sending.Load() == 0 {
 		return
 	}
-	var jobs []*job
+	var leases []*router.Lease
 	p.mu.Lock()
 	for _, j := range p.mu.jobs {
 		if j.lease != nil && j.lease.Worker() == to {
-			jobs = append(jobs, j)
+			leases = append(leases, j.lease)
+			p.recallLocked(j)
+			p.metrics.yields.Inc()
 		}
 	}
 	p.mu.Unlock()
-	for _, j := range jobs {
-		p.stop(j, outcomeCancelled, cancelYield)
+	for _, l := range leases {
+		l.Done(noOutcome)
 	}
+}
+
+// recallLocked cancels the request of a warm-up that is under way.
+func (p *Prefiller) recallLocked(j *job) {
+	j.cut()
+	j.lease = nil
+	p.sending.Add(-1)
+	p.mu.learn.spent(j.c, time.Since(j.sent))
 }
 
 // idle tells whether no conversation waits for its next turn.
@@ -243,28 +256,28 @@ func (p *Prefiller) closeLocked(c *conversation, outcome, reason string) bool {
 
 // stop ends a warm-up before its answer: one that waits is dropped, one that is under
 // way is cancelled. It tells whether there was one to end. outcome is that of one that
-// was not sent; one that was sent counts as cancelled.
+// was never sent; one that was sent counts as cancelled.
 func (p *Prefiller) stop(j *job, outcome, reason string) bool {
 	p.mu.Lock()
 	if j.over {
 		p.mu.Unlock()
 		return false
 	}
-	p.endLocked(j)
 	lease, cancel := j.lease, j.cancel
-	if lease == nil {
-		j.c.state = outcome
-		if outcome == outcomeSkipped {
-			j.c.state += ":" + reason
-		}
-		p.closeLocked(j.c, outcome, reason)
-	} else {
-		j.c.state = outcomeCancelled
-		j.c.warm.cancelled = true
-		p.mu.learn.spent(j.c, time.Since(j.sent))
-		p.closeLocked(j.c, outcomeCancelled, reason)
-		p.recordLocked(j, outcomeCancelled, reason)
+	if lease != nil {
+		p.recallLocked(j)
 	}
+	p.endLocked(j)
+	if j.tries > 0 {
+		outcome = outcomeCancelled
+		j.c.warm.cancelled = true
+		p.recordLocked(j, outcome, reason)
+	}
+	j.c.state = outcome
+	if outcome == outcomeSkipped {
+		j.c.state += ":" + reason
+	}
+	p.closeLocked(j.c, outcome, reason)
 	p.mu.Unlock()
 	if cancel != nil {
 		cancel()
@@ -284,9 +297,6 @@ var noOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens:
 func (p *Prefiller) endLocked(j *job) {
 	j.over = true
 	j.c.job = nil
-	if j.lease != nil {
-		p.sending.Add(-1)
-	}
 	for i, k := range p.mu.jobs {
 		if k == j {
 			p.mu.jobs = append(p.mu.jobs[:i], p.mu.jobs[i+1:]...)

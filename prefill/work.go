@@ -13,6 +13,9 @@ import (
 	"github.com/warmroute/warmroute/router/kv"
 )
 
+// stateWarmed is the state of a conversation whose warm-up is done.
+const stateWarmed = "warmed"
+
 const (
 	firstWait = 50 * time.Millisecond // before a busy worker is looked at again; doubled …
 	longWait  = 400 * time.Millisecond
@@ -40,35 +43,74 @@ func (p *Prefiller) work(ctx context.Context, j *job) {
 		p.stop(j, outcomeSkipped, reason)
 		return
 	}
+	for p.send(ctx, j, w) {
+	}
+}
+
+// send waits for its moment and sends the warm-up. It tells whether the warm-up had to
+// give way and should go on later.
+func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
+	sending, cut := context.WithCancel(ctx)
+	defer cut()
 	var lease *router.Lease
 	for wait := firstWait; ; wait = min(2*wait, longWait) {
-		var again bool
-		if lease, reason, again = p.try(ctx, j, w); reason == "" {
+		var reason string
+		var later bool
+		if lease, reason, later = p.try(ctx, j, w, cut); reason == "" {
 			break
 		}
-		if !again || !sleep(ctx, wait) {
-			p.stop(j, outcomeSkipped, reason)
-			return
+		if !later || !sleep(ctx, wait) {
+			p.enough(j, reason)
+			return false
 		}
 	}
 	if lease == nil {
-		return // held out, or cancelled at the last moment
+		return false // held out, or cancelled at the last moment
 	}
 	rank := ""
 	if lease.SendRank() {
 		rank = strconv.Itoa(lease.Worker().Rank)
 	}
-	a, err := p.cfg.Sender.Prefill(ctx, &Warmup{
+	a, err := p.cfg.Sender.Prefill(sending, &Warmup{
 		Worker: lease.Worker(), Body: w.body, Authorization: j.end.Authorization,
 		Header: warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank),
 	})
 	p.metrics.inflight.Dec()
+	p.mu.Lock()
+	gaveWay := j.lease == nil && !j.over
+	if j.lease == lease {
+		j.lease = nil
+		p.sending.Add(-1)
+		p.mu.learn.spent(j.c, time.Since(j.sent))
+	}
+	p.mu.Unlock()
+	if gaveWay {
+		return sleep(ctx, firstWait) || p.enough(j, skipLoad)
+	}
 	if err != nil {
 		lease.Done(noOutcome)
 	} else {
 		lease.Done(answered(a))
 	}
 	p.finished(j, lease.Worker().ID, a, err, ctx.Err())
+	return false
+}
+
+// enough ends a warm-up that no gate lets pass. One that was sent before and gave way has
+// warmed a part.
+func (p *Prefiller) enough(j *job, reason string) bool {
+	p.mu.Lock()
+	sent := j.tries > 0 && !j.over
+	if sent {
+		p.endLocked(j)
+		j.c.state = stateWarmed
+		p.recordLocked(j, stateWarmed, reason)
+	}
+	p.mu.Unlock()
+	if !sent {
+		p.stop(j, outcomeSkipped, reason)
+	}
+	return false
 }
 
 // sleep waits for d and tells whether ctx lasted so long.
@@ -200,7 +242,7 @@ func visible(v *openai.Request, m *reply) int {
 // try looks at the worker that would take the next turn and books the warm-up there. A
 // reason says why not, and again whether that may change soon. Without lease and reason
 // the job was cancelled.
-func (p *Prefiller) try(ctx context.Context, j *job, w *plan) (lease *router.Lease, reason string, again bool) {
+func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.CancelFunc) (lease *router.Lease, reason string, again bool) {
 	p.admit.Lock()
 	defer p.admit.Unlock()
 	v, reason, again := p.judge(j, w)
@@ -212,7 +254,10 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan) (lease *router.Lea
 		p.mu.Unlock()
 		return nil, "", false
 	}
-	g, probe := p.mu.learn.assign(j.c.scope, p.cfg.Holdout, p.mu.rand)
+	g, probe := j.c.group, j.c.probe
+	if g == groupNone {
+		g, probe = p.mu.learn.assign(j.c.scope, p.cfg.Holdout, p.mu.rand)
+	}
 	switch g {
 	case groupHoldout:
 		p.endLocked(j)
@@ -240,9 +285,13 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan) (lease *router.Lea
 		lease.Done(noOutcome)
 		return nil, "", false
 	}
-	j.lease, j.sent = lease, time.Now()
+	j.lease, j.cut, j.sent = lease, cut, time.Now()
 	j.c.group, j.c.probe, j.c.state = g, probe, "warming"
-	j.c.warm = v.warmth()
+	if j.tries++; j.tries == 1 {
+		j.c.warm = v.warmth()
+	} else {
+		j.c.warm.goesOn(&v)
+	}
 	p.sending.Add(1)
 	p.metrics.inflight.Inc()
 	p.metrics.sent.WithLabelValues(string(j.trigger)).Inc()
@@ -260,12 +309,10 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 		return // cancelled
 	}
 	p.endLocked(j)
-	took := now.Sub(j.sent)
-	p.mu.learn.spent(j.c, took)
-	p.metrics.seconds.Observe(took.Seconds())
+	p.metrics.seconds.Observe(now.Sub(j.sent).Seconds())
 	if err == nil && a.Status == 200 {
-		j.c.state = "warmed"
-		p.recordLocked(j, "warmed", "")
+		j.c.state = stateWarmed
+		p.recordLocked(j, stateWarmed, "")
 		p.mu.Unlock()
 		return
 	}
