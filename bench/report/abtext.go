@@ -196,7 +196,8 @@ func (x *AB) speculation(b *strings.Builder) {
 		fmt.Fprintf(b, "  turns by X-Warmroute-Speculation: %s\n", strings.Join(parts, ", "))
 	}
 	for _, series := range slices.Sorted(maps.Keys(r.B.Counters)) {
-		if v := r.B.Counters[series]; v != 0 || r.A.Counters[series] != 0 {
+		name, _, _ := strings.Cut(series, "{")
+		if v := r.B.Counters[series]; strings.HasSuffix(name, "_total") && (v != 0 || r.A.Counters[series] != 0) {
 			fmt.Fprintf(b, "  %s %s", series, number(v))
 			if a := r.A.Counters[series]; a != 0 {
 				fmt.Fprintf(b, " (in A %s)", number(a))
