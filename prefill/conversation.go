@@ -53,6 +53,7 @@ type warmth struct {
 	seconds   float64 // gain ÷ R
 	busy      float64 // share of the last minute in which the worker was busy
 	cancelled bool
+	partial   bool // it gave way and never went on
 }
 
 // table holds the open conversations by the hash of their messages, in the order in

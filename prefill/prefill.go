@@ -401,6 +401,8 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 		p.closeLocked(c, outcomeUsed, "")
 	case e.Worker != c.warm.worker:
 		p.closeLocked(c, outcomeWasted, wasteMoved)
+	case c.warm.partial:
+		p.closeLocked(c, outcomeWasted, wasteCut)
 	case c.warm.blocks > 0 && e.Prompt != nil && !starts(e.Prompt, &c.warm):
 		p.closeLocked(c, outcomeWasted, wasteMismatch)
 	default:

@@ -103,7 +103,7 @@ func (p *Prefiller) enough(j *job, reason string) bool {
 	sent := j.tries > 0 && !j.over
 	if sent {
 		p.endLocked(j)
-		j.c.state = stateWarmed
+		j.c.state, j.c.warm.partial = stateWarmed, true
 		p.recordLocked(j, stateWarmed, reason)
 	}
 	p.mu.Unlock()
