@@ -51,22 +51,35 @@ func (s *Subscriber) begin(ctx context.Context, h Handler) {
 }
 
 // fill replays what is missing before sequence number seq.
-func (s *Subscriber) fill(ctx context.Context, h Handler, seq uint64) {
+// It fails if another process answers.
+func (s *Subscriber) fill(ctx context.Context, h Handler, seq uint64) error {
 	r, _ := s.replay(ctx, h, false)
 	s.replayed(h, r)
 	if r.Err == nil && s.next < seq {
 		s.nextReplay = time.Now().Add(unfilledPause)
 	}
+	return other(r.Err)
 }
 
 // probe looks for batches at the end of the stream that never came live, lost to a
 // subscription that the publisher had not seen yet or to its high-water mark: without a
 // later batch no gap shows them.
-func (s *Subscriber) probe(ctx context.Context, h Handler) {
+// It fails if another process answers.
+func (s *Subscriber) probe(ctx context.Context, h Handler) error {
 	r, _ := s.replay(ctx, h, false)
 	if r.Err != nil || r.Messages > 0 {
 		s.replayed(h, r)
 	}
+	return other(r.Err)
+}
+
+// other returns err if it says that another process answered: then the live connection
+// is to one that has died, or will be seen to.
+func other(err error) error {
+	if errors.Is(err, errOther) {
+		return err
+	}
+	return nil
 }
 
 // replayed tells h of a replay. After one that failed, gaps pass unfilled for a while:
@@ -95,7 +108,7 @@ func (s *Subscriber) replay(ctx context.Context, h Handler, verify bool) (r Repl
 	}
 	for round := range maxRounds {
 		before, asked, from := s.next, verify, s.next
-		if verify {
+		if s.known {
 			from = s.last.Seq
 		}
 		done, err := s.round(ctx, h, &r, from, &verify, round == maxRounds-1)
@@ -118,7 +131,9 @@ func (s *Subscriber) replay(ctx context.Context, h Handler, verify bool) (r Repl
 
 // round makes one request and delivers up to the first hole; with lenient, holes are
 // taken as real. done tells that all was received. It clears verify when the last batch
-// has proved to be the publisher's.
+// has proved to be the publisher's. Without verify the request begins with the last batch
+// all the same, because the process may have been replaced since the round before: other
+// bytes in its place are another process. A ring that no longer has it proves nothing.
 func (s *Subscriber) round(ctx context.Context, h Handler, r *Replay, from uint64, verify *bool, lenient bool) (done bool, err error) {
 	w, err := s.dialReplay(ctx, from)
 	if err != nil {
@@ -127,7 +142,7 @@ func (s *Subscriber) round(ctx context.Context, h Handler, r *Replay, from uint6
 	q, stop := s.receive(ctx, w)
 	defer stop()
 
-	first, hole := true, false
+	first, hole, check := true, false, s.known
 	for {
 		in, err := q.pop(ctx, s.cfg.ReplayTimeout)
 		if err != nil {
@@ -140,15 +155,19 @@ func (s *Subscriber) round(ctx context.Context, h Handler, r *Replay, from uint6
 			if m.Seq == endOfReplay || !s.isLast(m) {
 				return false, errOther
 			}
-			*verify, first = false, false
+			*verify, first, check = false, false, false
 			s.payload = m.Payload
 			h.Connected(true)
+		case check && m.Seq <= s.last.Seq && !s.isLast(m):
+			return false, errOther
+		case check && m.Seq == s.last.Seq:
+			check = false // what follows is what the round begins with
 		case m.Seq == endOfReplay:
 			return !hole, nil
 		case m.Seq < s.next:
 			s.duplicates.Add(1)
 		case m.Seq == s.next || first || lenient:
-			first = false
+			first, check = false, false
 			s.deliver(h, m)
 			r.Messages++
 		default:

@@ -297,7 +297,9 @@ func (s *Subscriber) session(ctx context.Context, w *wire, h Handler) error {
 		in, err := q.pop(ctx, wait)
 		if errors.Is(err, errIdle) {
 			silence = min(2*silence, lastProbe)
-			s.probe(ctx, h)
+			if err := s.probe(ctx, h); err != nil {
+				return fmt.Errorf("publisher %s: %w", s.addr, err)
+			}
 			continue
 		}
 		if err != nil {
@@ -315,7 +317,9 @@ func (s *Subscriber) session(ctx context.Context, w *wire, h Handler) error {
 		}
 		live, heard, silence = m, true, liveProbe
 		if m.Seq > s.next && s.cfg.Replay != "" && !time.Now().Before(s.nextReplay) {
-			s.fill(ctx, h, m.Seq)
+			if err := s.fill(ctx, h, m.Seq); err != nil {
+				return fmt.Errorf("publisher %s: %w", s.addr, err)
+			}
 		}
 		if m.Seq < s.next {
 			s.duplicates.Add(1)
