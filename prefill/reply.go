@@ -303,6 +303,12 @@ func text(r *openai.Reader) []byte {
 func (m *reply) check() (reason string, trigger Trigger) {
 	switch m.finish {
 	case "stop", "tool_calls":
+	case "length":
+		// A cut answer is history like any other. Benches that ask for answers of an exact
+		// length (ignore_eos) never end otherwise.
+		if len(m.calls) > 0 || len(m.content) == 0 {
+			return skipFinish, ""
+		}
 	default:
 		return skipFinish, ""
 	}
