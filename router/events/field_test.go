@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/warmroute/warmroute/internal/kvwire"
 	"github.com/warmroute/warmroute/router/kv"
@@ -392,6 +393,17 @@ func TestFC72_SlowConsumer(t *testing.T) {
 func TestFC74_EventsOfAnySize(t *testing.T) {
 	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
 	r := newRig(t, rigConfig{})
+	var largest atomic.Int64
+	for _, subject := range []string{"warmroute.v1.>", "_INBOX.>"} {
+		_, err := r.bus.Local().Subscribe(subject, func(m *nats.Msg) {
+			if n := int64(len(m.Data)); n > largest.Load() { // callbacks of one subscription come in turn
+				largest.Store(n)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	_, stop := r.relay(e, r.bus.Local(), nil)
 	batch := make([]kvwire.Event, 6)
 	var chains [][]kv.SequenceHash
@@ -412,6 +424,22 @@ func TestFC74_EventsOfAnySize(t *testing.T) {
 	if n := r.counter("relay_unpublished_total"); n != 0 {
 		t.Fatalf("%v messages could not be published", n)
 	}
+	if n := largest.Load(); n > maxMessage || n < maxMessage/2 {
+		t.Fatalf("largest message has %d bytes", n)
+	}
+}
+
+func TestNATSComesLate(t *testing.T) {
+	port := freePorts(t, 1)
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
+	e := newEngine(t, kvwire.PublisherConfig{ReplayEndpoint: replayed})
+	e.store(tokens(0, 5))
+	relaySide := openBus(t, BusConfig{URL: "nats://" + addr})
+	r := newRig(t, rigConfig{bus: BusConfig{URL: "nats://" + addr}, away: true})
+	r.relay(e, relaySide.External(), nil)
+	e.store(tokens(40, 3))
+	natsServer(t, addr, nil)
+	r.converges(10*time.Second, w1, FeedComplete, e.truth)
 }
 
 func TestNATSAway_IndexEqualsTruthSoonAfter(t *testing.T) {
