@@ -107,6 +107,16 @@ func (f *Fleet) reportUnjoinedLocked(a *events.Announcement, now time.Time) {
 	}
 }
 
+// feedGrace is how long a feed may be less than complete before the log says so: at the
+// start, at a reconnect and at the end every feed is for a moment.
+const feedGrace = 3 * time.Second
+
+// feedNews is a state of a feed that the log may have to tell.
+type feedNews struct {
+	since time.Time
+	said  bool
+}
+
 // OnFeed passes the state of a rank's feed to the router and logs what changed. It is
 // events.ConsumerConfig.OnFeed.
 func (f *Fleet) OnFeed(s events.FeedStatus) {
@@ -117,16 +127,36 @@ func (f *Fleet) OnFeed(s events.FeedStatus) {
 	w.mu.Lock()
 	old, had := w.mu.feeds[s.Rank.Rank]
 	w.mu.feeds[s.Rank.Rank] = s
+	changed := !had || old.State != s.State || old.Reason != s.Reason
+	if changed {
+		w.mu.news[s.Rank.Rank] = feedNews{since: time.Now(), said: s.Reason == ""}
+	}
 	w.mu.Unlock()
 	f.tellFeed(w, s.Rank.Rank)
-	if !had || old.State != s.State || old.Reason != s.Reason {
-		log := f.cfg.Logger.Info
-		if s.Reason != "" {
-			log = f.cfg.Logger.Warn
-		}
-		log("KV event feed", "worker", s.Rank.ID, "rank", s.Rank.Rank, "state", fmt.Sprint(s.State), "reason", s.Reason,
-			"block_size", s.BlockSize, "blocks", s.Blocks)
+	if changed && s.Reason == "" {
+		logFeed(f.cfg.Logger.Info, s)
 	}
+}
+
+// reportFeeds logs the feeds in which something has been wrong for feedGrace, once each.
+func (w *Worker) reportFeeds(now time.Time) {
+	var report []events.FeedStatus
+	w.mu.Lock()
+	for rank, n := range w.mu.news {
+		if !n.said && now.Sub(n.since) >= feedGrace {
+			w.mu.news[rank] = feedNews{said: true}
+			report = append(report, w.mu.feeds[rank])
+		}
+	}
+	w.mu.Unlock()
+	for _, s := range report {
+		logFeed(w.f.cfg.Logger.Warn, s)
+	}
+}
+
+func logFeed(log func(string, ...any), s events.FeedStatus) {
+	log("KV event feed", "worker", s.Rank.ID, "rank", s.Rank.Rank, "state", fmt.Sprint(s.State), "reason", s.Reason,
+		"block_size", s.BlockSize, "blocks", s.Blocks)
 }
 
 // tellFeed gives the router the feed of one rank as it stands.
@@ -183,22 +213,33 @@ func (w *Worker) engineLocked() string {
 	return w.cfg.Engine
 }
 
-// feedChanged tells the router of ranks that have no feed, and the operator once.
-func (w *Worker) feedChanged() {
-	facts := w.known()
-	missing := ""
-	for rank := range w.ranks(facts) {
-		if s := w.feed(rank); s.State == events.FeedNone {
+// tellMissing tells the router of ranks that have no feed.
+func (w *Worker) tellMissing() {
+	for rank := range w.ranks(w.known()) {
+		if w.feed(rank).State == events.FeedNone {
 			w.f.tellFeed(w, rank)
-			missing = s.Reason
 		}
 	}
+}
+
+// reportMissing logs once that a worker has no feed at feedGrace after it was found: the
+// announcement of a relay comes every 2 s.
+func (w *Worker) reportMissing(now time.Time) {
 	w.mu.Lock()
-	report := missing != "" && !w.mu.silent && w.cfg.Events == "" && facts.advert == nil
-	w.mu.silent = w.mu.silent || report
+	facts := w.mu.facts
+	due := facts != nil && !w.mu.silent && now.Sub(w.mu.foundAt) >= feedGrace && w.cfg.Events == "" && facts.advert == nil
 	w.mu.Unlock()
-	if report {
-		w.f.cfg.Logger.Warn("worker sends no KV events", "worker", w.id, "engine", facts.engine, "reason", missing)
+	if !due {
+		return
+	}
+	for rank := range w.ranks(facts) {
+		if s := w.feed(rank); s.State == events.FeedNone {
+			w.mu.Lock()
+			w.mu.silent = true
+			w.mu.Unlock()
+			w.f.cfg.Logger.Warn("worker sends no KV events", "worker", w.id, "engine", facts.engine, "reason", s.Reason)
+			return
+		}
 	}
 }
 

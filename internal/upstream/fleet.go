@@ -88,6 +88,7 @@ func (f *Fleet) newWorker(cfg WorkerConfig, announced bool) (*Worker, error) {
 	}
 	w.mu.reason = reasonUnprobed
 	w.mu.feeds = map[int]events.FeedStatus{}
+	w.mu.news = map[int]feedNews{}
 	return w, nil
 }
 
@@ -134,6 +135,7 @@ func (w *Worker) inherit(old *Worker) {
 	old.mu.Lock()
 	defer old.mu.Unlock()
 	w.mu.facts, w.mu.healthy, w.mu.reason = old.mu.facts, old.mu.healthy, old.mu.reason
+	w.mu.foundAt = old.mu.foundAt
 	if w.mu.facts != nil {
 		close(w.found)
 	}
@@ -248,6 +250,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 		case now := <-sweep.C:
 			f.forget(now)
 			for w := range running {
+				w.reportFeeds(now)
+				w.reportMissing(now)
 				w.pool.sweep(now)
 				open, _ := w.pool.stats()
 				f.metrics.conns.WithLabelValues(w.id).Set(float64(open))

@@ -186,7 +186,16 @@ func TestFleet_WorkerGoesAndComesBack(t *testing.T) {
 	}
 	s.set("/health", "{}")
 	eventually(t, "the worker is back", func() bool { w, _ := route(r, "m"); return w == "w" })
+	if w := f.Worker("w"); strings.Contains(logs.String(), "--kv-events-config") {
+		t.Errorf("a missing feed is reported before a relay could announce it:\n%s", logs)
+	} else {
+		w.reportMissing(time.Now().Add(feedGrace))
+		w.reportMissing(time.Now().Add(feedGrace))
+	}
 	got := logs.String()
+	if n := strings.Count(got, "worker sends no KV events"); n != 1 {
+		t.Errorf("the missing feed is logged %d times", n)
+	}
 	for _, want := range []string{"worker found", "worker is unreachable or unwell", "worker is healthy", "--kv-events-config"} {
 		if strings.Count(got, want) < 1 {
 			t.Errorf("log lacks %q:\n%s", want, got)
@@ -375,9 +384,29 @@ func TestFleet_FeedsReachTheRouter(t *testing.T) {
 		}
 	}
 	f.OnFeed(events.FeedStatus{Rank: kv.WorkerRank{ID: "nobody"}, State: events.FeedComplete})
-	if n := strings.Count(logs.String(), "KV event feed"); n != 5 {
-		t.Errorf("%d lines about feeds", n)
+
+	// What passes at once is not worth a line; what stays is told once.
+	w := f.Worker("w")
+	lines := func(want int) {
+		t.Helper()
+		if n := strings.Count(logs.String(), "KV event feed"); n != want {
+			t.Errorf("%d lines about feeds, want %d:\n%s", n, want, logs)
+		}
 	}
+	feed := func(state events.FeedState, reason string) {
+		f.OnFeed(events.FeedStatus{Rank: kv.WorkerRank{ID: "w"}, State: state, Reason: reason})
+	}
+	feed(events.FeedPartial, "not connected yet")
+	w.reportFeeds(time.Now())
+	lines(0)
+	feed(events.FeedComplete, "")
+	w.reportFeeds(time.Now().Add(feedGrace))
+	lines(1)
+	feed(events.FeedStale, "silent")
+	w.reportFeeds(time.Now().Add(feedGrace))
+	feed(events.FeedStale, "silent")
+	w.reportFeeds(time.Now().Add(2 * feedGrace))
+	lines(2)
 }
 
 func TestObserveUsage_NamesTheFlagAfterProof(t *testing.T) {

@@ -31,9 +31,11 @@ type Worker struct {
 	mu struct {
 		sync.Mutex
 		facts   *facts // nil until the first probe
+		foundAt time.Time
 		healthy bool
 		reason  string // why not
 		feeds   map[int]events.FeedStatus
+		news    map[int]feedNews // by rank, of the state in feeds
 		relay   *events.Relay
 		silent  bool      // the missing feed was reported
 		seen    time.Time // last announcement
@@ -185,6 +187,9 @@ func (w *Worker) refresh(ctx context.Context) error {
 	w.mu.Lock()
 	old := w.mu.facts
 	w.mu.facts = f
+	if old == nil {
+		w.mu.foundAt = time.Now()
+	}
 	relay := w.mu.relay
 	w.mu.Unlock()
 	if relay != nil {
@@ -199,7 +204,7 @@ func (w *Worker) refresh(ctx context.Context) error {
 		}
 	}
 	w.f.publish()
-	w.feedChanged()
+	w.tellMissing()
 	return nil
 }
 
