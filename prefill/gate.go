@@ -12,7 +12,7 @@ const (
 	// maxBusy is the share of the last minute with clients' prefill waiting above which
 	// a worker is left alone: its queue never empties for long, so a warm-up only moves
 	// work in front of others'.
-	maxBusy = 0.7
+	maxBusy = 0.6
 	// budget is the share of a worker's idle time that warming may take.
 	budget = 0.5
 )
