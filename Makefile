@@ -6,7 +6,7 @@ FUZZ_TIME ?= 30s
 WARMROUTE_DATA ?= ../shared/data
 STATICCHECK = $(GO) tool staticcheck
 # Packages in which goroutines share state: the ones that run under the race detector.
-CONCURRENT = ./router/... ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
+CONCURRENT = ./bench ./prefill ./router/... ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
 export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
@@ -18,6 +18,10 @@ help: ## list the targets
 .PHONY: run
 run: ## an OpenAI endpoint on :8000 with embedded NATS and two simulated workers
 	$(GO) run ./cmd/warmroute serve --simulate 2
+
+.PHONY: demo
+demo: ## speculative prefill on against off, without a GPU (two minutes)
+	$(GO) run ./cmd/warmroute demo
 
 .PHONY: test
 test: ## all tests (at most 5 minutes)

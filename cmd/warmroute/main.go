@@ -5,6 +5,8 @@
 //	env   ─┼─▶ config ─▶ serve  ─▶ proxy · router · events
 //	file  ─┘             relay  ─▶ one engine's KV events onto NATS
 //	                     worker ─▶ a simulated engine, no GPU
+//	                     bench  ─▶ multi-turn sessions against any OpenAI endpoint
+//	                     demo   ─▶ all of it in one process, compared
 //
 // It is the only package that knows flags, environment variables and YAML: it binds
 // them into the Config structs of the other packages, wires those together, and owns
@@ -118,7 +120,7 @@ block, which worker holds which prefix in its KV cache.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newVersion())
+	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newDemo(), newVersion())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	return root
 }

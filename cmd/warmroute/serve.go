@@ -85,6 +85,7 @@ type parts struct {
 	simulated *simulated
 	log       *slog.Logger
 	stderr    io.Writer
+	quiet     bool // no hint of what to try
 }
 
 // newParts wires the packages and binds the ports; run serves them. What registry takes
@@ -236,7 +237,7 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 			return p.fleet.SetWorkers(append(c.Workers, p.simulated.workers...))
 		})
 	})
-	if len(p.simulated.workers) > 0 {
+	if len(p.simulated.workers) > 0 && !p.quiet {
 		g.Go(func() error { return p.hint(back) })
 	}
 	g.Go(func() error {
@@ -255,19 +256,32 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 
 // hint prints what to try once the simulated workers are ready.
 func (p *parts) hint(ctx context.Context) error {
-	for {
-		if ready, _ := p.fleet.Ready(); ready {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(20 * time.Millisecond):
-		}
+	if p.ready(ctx, 1) != nil {
+		return nil
 	}
 	api, admin := "http://"+loopback(p.front.Addr()), "http://"+loopback(p.front.AdminAddr())
 	_, err := fmt.Fprintf(p.stderr, tryIt, len(p.simulated.workers), api, admin)
 	return err
+}
+
+// ready waits until so many workers take requests and their KV events are followed.
+func (p *parts) ready(ctx context.Context, workers int) error {
+	for {
+		followed := 0
+		for _, f := range p.consumer.Status() {
+			if f.State == events.FeedComplete {
+				followed++
+			}
+		}
+		if ready, _ := p.fleet.Ready(); ready && followed >= workers {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // loopback returns the address under which this machine reaches a listener.

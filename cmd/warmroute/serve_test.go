@@ -129,12 +129,12 @@ func TestServe_AnswersARealClient(t *testing.T) {
 	eventually(t, "complete feeds", func() bool { return strings.Count(text(t, s.admin+"/debug/workers"), `"complete"`) >= 2 })
 
 	messages := []openai.ChatCompletionMessage{{Role: "user", Content: strings.Repeat("tell me more about prefixes ", 60)}}
-	first, err := client.CreateChatCompletion(ctx, openai.ChatCompletionRequest{Model: "sim", Messages: messages, MaxTokens: 70})
+	first, err := client.CreateChatCompletion(ctx, openai.ChatCompletionRequest{Model: "sim", Messages: messages, MaxCompletionTokens: 70})
 	if err != nil || first.Usage.CompletionTokens != 70 {
 		t.Fatalf("first turn: %+v %v", first.Usage, err)
 	}
 	messages = append(messages, first.Choices[0].Message, openai.ChatCompletionMessage{Role: "user", Content: "and then?"})
-	stream, err := client.CreateChatCompletionStream(ctx, openai.ChatCompletionRequest{Model: "sim", Messages: messages, MaxTokens: 20,
+	stream, err := client.CreateChatCompletionStream(ctx, openai.ChatCompletionRequest{Model: "sim", Messages: messages, MaxCompletionTokens: 20,
 		StreamOptions: &openai.StreamOptions{IncludeUsage: true}})
 	if err != nil {
 		t.Fatal(err)

@@ -108,7 +108,7 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 	return cmd
 }
 
-// simulated are the workers of `serve --simulate`, in this process but on real sockets.
+// simulated are the workers of `serve --simulate` and of the demo, in this process but on real sockets.
 type simulated struct {
 	servers []*sim.Server
 	workers []workerConfig
@@ -140,13 +140,18 @@ func startSimulated(n int, first ports) (*simulated, error) {
 		if err != nil {
 			return nil, fmt.Errorf("simulated worker %d: %w", i+1, err)
 		}
-		s.servers = append(s.servers, server)
-		s.workers = append(s.workers, workerConfig{
-			ID: fmt.Sprintf("sim%d", i+1), URL: server.URL(),
-			Events: server.EventsEndpoint(0), Replay: server.ReplayEndpoint(0),
-		})
+		s.add(server)
 	}
 	return s, nil
+}
+
+// add takes a bound worker into the fleet.
+func (s *simulated) add(server *sim.Server) {
+	s.servers = append(s.servers, server)
+	s.workers = append(s.workers, workerConfig{
+		ID: fmt.Sprintf("sim%d", len(s.servers)), URL: server.URL(),
+		Events: server.EventsEndpoint(0), Replay: server.ReplayEndpoint(0),
+	})
 }
 
 // run serves the simulated workers until ctx ends.
