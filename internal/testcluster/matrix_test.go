@@ -103,7 +103,7 @@ func table(cells []*cell) string {
 }
 
 // save writes the raw results beside the report: WARMROUTE_BENCH_ROUTING names the
-// folder, or is 1 for docs/benchmarks.
+// folder, or is 1 for docs/benchmarks/raw.
 func save(t *testing.T, name string, cells []*cell) {
 	t.Helper()
 	var all []*Result
@@ -118,7 +118,7 @@ func save(t *testing.T, name string, cells []*cell) {
 	}
 	dir := os.Getenv("WARMROUTE_BENCH_ROUTING")
 	if dir == "1" {
-		dir = "../../docs/benchmarks"
+		dir = "../../docs/benchmarks/raw"
 	}
 	if err := os.WriteFile(filepath.Join(dir, name), append(raw, '\n'), 0o644); err != nil {
 		t.Fatal(err)
