@@ -94,16 +94,6 @@ func play(t *testing.T, c crowd) (p played) {
 	return p
 }
 
-func (p *played) share(state string) float64 {
-	n := 0
-	for _, o := range p.later {
-		if o.State == state {
-			n++
-		}
-	}
-	return float64(n) / float64(max(len(p.later), 1))
-}
-
 func quantile(v []float64, q float64) float64 {
 	s := slices.Sorted(slices.Values(v))
 	return s[min(int(q*float64(len(s))), len(s)-1)]

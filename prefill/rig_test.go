@@ -29,7 +29,8 @@ import (
 type rig struct {
 	t        testing.TB
 	start    time.Time
-	registry *prometheus.Registry
+	registry *prometheus.Registry // of the Prefiller
+	routing  *prometheus.Registry // of the router
 	index    *index.Set
 	numbers  *kv.Workers
 	router   *router.Router
@@ -60,10 +61,10 @@ type rigConfig struct {
 
 func newRig(t testing.TB, cfg rigConfig) *rig {
 	g := &rig{
-		t: t, start: time.Now(), registry: prometheus.NewRegistry(), index: index.NewSet(index.Config{}), numbers: &kv.Workers{},
+		t: t, start: time.Now(), registry: prometheus.NewRegistry(), routing: prometheus.NewRegistry(), index: index.NewSet(index.Config{}), numbers: &kv.Workers{},
 		engines: map[string]*engine{}, thinking: cfg.Thinking, noTokens: cfg.NoTokens,
 	}
-	g.router = router.New(router.Config{Index: g.index, Workers: g.numbers, Seed: 1})
+	g.router = router.New(router.Config{Index: g.index, Workers: g.numbers, Seed: 1, Registerer: g.routing})
 	if cfg.Engine.BlockSize == 0 {
 		cfg.Engine.BlockSize = 16
 	}

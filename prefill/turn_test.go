@@ -299,7 +299,9 @@ func TestCanary_NoPromptIsShown(t *testing.T) {
 		c := &chat{rig: g, name: "a"}
 		for i := range 4 {
 			if i == 2 {
+				g.mu.Lock()
 				g.answer = func(context.Context) (Answer, error) { return Answer{}, fmt.Errorf("CANARY-3 refused") }
+				g.mu.Unlock()
 			}
 			c.turn(say{User: someText("CANARY-1", 400), Reasoning: someText("CANARY-2", 300), Reply: someText("CANARY-4", 800)})
 			time.Sleep(time.Second)
@@ -320,4 +322,118 @@ func TestCanary_NoPromptIsShown(t *testing.T) {
 		}
 		g.close()
 	})
+}
+
+// TestFC80_WhateverTheWorkerAnswers to a warm-up, the user's turns are those without it,
+// and at most one warm-up of a conversation is under way. The package has no logger, so no
+// log line can come of it.
+func TestFC80_WhateverTheWorkerAnswers(t *testing.T) {
+	turns := func(t *testing.T, mode Mode, answer func(context.Context) (Answer, error)) (seen []outcome) {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(t, rigConfig{Thinking: true, Prefill: Config{Default: mode}})
+			g.quiet = true
+			underWay, most := 0, 0
+			g.answer = func(ctx context.Context) (Answer, error) {
+				g.mu.Lock()
+				underWay++
+				most = max(most, underWay)
+				g.mu.Unlock()
+				defer func() {
+					g.mu.Lock()
+					underWay--
+					g.mu.Unlock()
+				}()
+				return answer(ctx)
+			}
+			c := &chat{rig: g, name: "a"}
+			for i := range 5 {
+				seen = append(seen, c.turn(say{User: someText(fmt.Sprint("u", i), 400), Reasoning: someText("t", 30), Reply: someText(fmt.Sprint("r", i), 800), Output: 20}))
+				time.Sleep(40 * time.Second)
+			}
+			if most > 1 || mode == ModeOn && most == 0 {
+				t.Errorf("%d warm-ups of one conversation at a time", most)
+			}
+			g.close()
+		})
+		return seen
+	}
+	want := turns(t, ModeOff, nil)
+	for what, answer := range map[string]func(context.Context) (Answer, error){
+		"context full": func(context.Context) (Answer, error) { return Answer{Status: 400}, nil },
+		"busy":         func(context.Context) (Answer, error) { return Answer{Status: 429, RetryAfter: time.Second}, nil },
+		"dead":         func(context.Context) (Answer, error) { return Answer{}, errRefused },
+		"tool calls":   func(context.Context) (Answer, error) { return Answer{Status: 200, Usage: openai.NoUsage}, nil },
+		"redirect":     func(context.Context) (Answer, error) { return Answer{Status: 302}, nil },
+		"hang": func(ctx context.Context) (Answer, error) {
+			select {
+			case <-ctx.Done():
+				return Answer{}, ctx.Err()
+			case <-time.After(30 * time.Second):
+				return Answer{Status: 200, Usage: openai.NoUsage}, nil
+			}
+		},
+	} {
+		for i, got := range turns(t, ModeOn, answer) {
+			if got.TTFT != want[i].TTFT || got.Cached != want[i].Cached || got.Worker != want[i].Worker {
+				t.Errorf("%s: turn %d is %+v, without warm-ups %+v", what, i, got, want[i])
+			}
+		}
+	}
+}
+
+// TestFC78_UserCountersAreThoseWithoutWarmUps: ten turns are ten turns, with warm-ups or
+// without.
+func TestFC78_UserCountersAreThoseWithoutWarmUps(t *testing.T) {
+	count := func(mode Mode) (all string, sent int) {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(t, rigConfig{Thinking: true, Prefill: Config{Default: mode}})
+			c := &chat{rig: g, name: "a"}
+			for i := range 10 {
+				c.turn(say{User: someText(fmt.Sprint("u", i), 400), Reasoning: someText("t", 30), Reply: someText(fmt.Sprint("r", i), 800), Output: 20})
+				time.Sleep(20 * time.Second)
+			}
+			families, err := g.routing.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				switch f.GetName() {
+				case "warmroute_router_decisions_total", "warmroute_router_prompt_tokens_total", "warmroute_router_refusals_total",
+					"warmroute_router_reported_prompt_tokens_total":
+					for _, m := range f.Metric {
+						all += fmt.Sprint(f.GetName(), m.Label, m.GetCounter().GetValue(), "\n")
+					}
+				case "warmroute_router_actual_ttft_seconds":
+					all += fmt.Sprint(f.GetName(), f.Metric[0].GetHistogram().GetSampleCount(), "\n")
+				}
+			}
+			sent = len(g.sent)
+			g.close()
+		})
+		return all, sent
+	}
+	want, none := count(ModeOff)
+	got, sent := count(ModeOn)
+	if got != want || want == "" {
+		t.Errorf("with warm-ups:\n%s\nwithout:\n%s", got, want)
+	}
+	if none != 0 || sent < 9 {
+		t.Errorf("%d and %d warm-ups were sent", none, sent)
+	}
+}
+
+// BenchmarkArrived is what a hinted request of 200 messages, 300 KB in all, pays.
+func BenchmarkArrived(b *testing.B) {
+	message := `{"role":"user","content":"` + strings.Repeat("lorem ipsum ", 125) + `"}`
+	body := []byte(`{"model":"m","messages":[` + strings.Repeat(message+",", 199) + message + `]}`)
+	var v openai.Request
+	if err := openai.ParseRequest(openai.Chat, body, &v); err != nil {
+		b.Fatal(err)
+	}
+	p := still(b, Config{})
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		p.Arrived(Arrival{Request: &v, Body: body}).Finish(End{})
+	}
 }
