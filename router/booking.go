@@ -45,7 +45,13 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		k.warmLocked(l, w.in.prompt-w.in.overlap, q.now)
 	} else {
 		k.countLocked(l)
+		k.settleBusyLocked(r, q.now)
 		k.busy.set(true, r.nanos(q.now))
+		if k.drainAt.Before(q.now) {
+			k.drainAt = q.now
+		}
+		k.drainAt = k.drainAt.Add(seconds(max(w.in.prompt-w.in.overlap, 0) / w.in.rate))
+		l.drained = k.drainAt
 		if len(k.prefill) == 0 {
 			k.headFrom = q.now
 		}
@@ -162,11 +168,13 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 // first token was seen.
 func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	k := l.rank
+	k.settleBusyLocked(r, at)
 	i := slices.Index(k.prefill, l)
 	k.prefill = slices.Delete(k.prefill, i, i+1)
 	k.booked -= l.uncached
 	l.phase = phaseDecode
-	k.busy.set(len(k.prefill) > 0, r.nanos(at))
+	waiting, _ := k.waitingLocked(at)
+	k.busy.set(waiting > 0, r.nanos(at))
 	if !passed && l.stream {
 		k.inheritLocked(l, i, at)
 	}

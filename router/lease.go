@@ -51,10 +51,11 @@ type Lease struct {
 	talk      talk
 	returning bool
 
-	prompt   float64 // tokens
-	uncached float64 // tokens booked as backlog
-	unitSize float64 // tokens of a block of ids
-	prefill  float64 // predicted seconds of our own prefill
+	prompt   float64   // tokens
+	uncached float64   // tokens booked as backlog
+	drained  time.Time // when they should be computed, by the rate at booking
+	unitSize float64   // tokens of a block of ids
+	prefill  float64   // predicted seconds of our own prefill
 	stream   bool
 	warm     bool // a warm-up: nobody's request
 	alone    bool // nothing else was in flight when it was booked

@@ -57,10 +57,12 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 	w := &s.rows[best]
 	k := w.rank
 	now := r.nanos(q.now)
+	k.settleBusyLocked(r, q.now)
+	waiting, _ := k.waitingLocked(q.now)
 	return Outlook{
 		Worker: k.name, Engine: k.worker.spec.Engine, Coverage: k.feed.State, BlockSize: k.blockSize(),
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
-		Rate: w.in.rate, Inflight: k.inflight, Waiting: len(k.prefill), Warming: len(k.warm),
+		Rate: w.in.rate, Inflight: k.inflight, Waiting: waiting, Warming: len(k.warm),
 		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight+len(k.warm) >= k.worker.spec.MaxNumSeqs,
 		Evict: w.terms.evict, AgeScale: q.tau,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
@@ -106,6 +108,28 @@ func (r *Router) cooledLocked(l *Lease, now time.Time, ok bool) {
 	held := l.prompt - l.uncached + min(max(done, 0), drainCap*l.uncached)
 	if n := min(int(held/l.unitSize), len(l.ids)); n > 0 {
 		p.Add(k.num, l.ids[:n])
+	}
+}
+
+// waitingLocked counts the requests before their first token. One that is not streamed
+// never tells of it: it counts until its tokens should be computed, and drained is when
+// that was for the last of those that have been.
+func (k *rank) waitingLocked(now time.Time) (waiting int, drained time.Time) {
+	for _, l := range k.prefill {
+		if l.stream || l.drained.After(now) {
+			waiting++
+		} else if l.drained.After(drained) {
+			drained = l.drained
+		}
+	}
+	return waiting, drained
+}
+
+// settleBusyLocked turns the meter of waiting requests off as of when the last of them
+// was computed, if nobody told.
+func (k *rank) settleBusyLocked(r *Router, now time.Time) {
+	if waiting, drained := k.waitingLocked(now); waiting == 0 && len(k.prefill) > 0 && k.busy.on {
+		k.busy.set(false, r.nanos(drained))
 	}
 }
 

@@ -92,3 +92,33 @@ func counters(t *testing.T, r *Router) map[string]float64 {
 	}
 	return sums
 }
+
+// TestOutlook_UnstreamedTurnWaitsWhileItPrefills: a turn that is not streamed never tells
+// of its first token; it counts as waiting until its prompt should be computed, not until
+// its answer ends.
+func TestOutlook_UnstreamedTurnWaitsWhileItPrefills(t *testing.T) {
+	w := newWorld(t, Config{})
+	w.fleet(1, WorkerSpec{BlockSize: 64})
+	w.advance(60 * time.Second)
+	l := w.route(&Request{Prompt: prompt("a/100", 64, false), PinRank: -1})
+	look := func() Outlook {
+		t.Helper()
+		o, err := w.router.Outlook(&Request{Model: "m", Prompt: prompt("b/1", 64, false), PinRank: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	w.advance(500 * time.Millisecond)
+	if o := look(); o.Waiting != 1 || o.Busy != 500*time.Millisecond {
+		t.Errorf("while it prefills: %d waiting, busy for %v", o.Waiting, o.Busy)
+	}
+	w.advance(9 * time.Second)
+	if o := look(); o.Waiting != 0 || o.Busy != 800*time.Millisecond {
+		t.Errorf("while it decodes: %d waiting, busy for %v, want 6400 tokens at 8000 a second", o.Waiting, o.Busy)
+	}
+	l.Done(Outcome{OK: true, CachedTokens: -1, PromptTokens: 6400, OutputTokens: 900})
+	if o := look(); o.Busy != 800*time.Millisecond {
+		t.Errorf("after it: busy for %v", o.Busy)
+	}
+}

@@ -102,8 +102,9 @@ type rank struct {
 	stale    int       // reports below the predicted overlap, in a row
 	extendAt time.Time // when predictions of the prefill queue must be extended
 
-	joined int64 // Router.nanos
-	busy   meter // prefill is not empty
+	joined  int64     // Router.nanos
+	busy    meter     // somebody waits for a first token
+	drainAt time.Time // when all that is booked should be computed
 
 	warm       []*Lease  // warm-ups in flight, oldest first
 	warmTokens float64   // their uncached tokens
