@@ -277,6 +277,7 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 			s.metrics.retries.WithLabelValues(retryReason(failed)).Inc()
 		}
 		t.lease = lease
+		s.cfg.Prefill.Yield(lease.Worker())
 		failed = t.attempt(rc, body)
 		again := attempt < s.retries() && t.ctx.Err() == nil
 		var e *upstream.Error

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -46,7 +47,7 @@ func newRelay() *cobra.Command {
 		f.StringVar(&c.NATS.Cluster, "nats-cluster", c.NATS.Cluster, "name of the cluster in NATS subjects")
 		f.StringVar(&c.NATS.Prefix, "nats-prefix", c.NATS.Prefix, "first part of NATS subjects")
 		bindNATSCredentials(f, &c.NATS)
-		f.StringVar(&c.RelayID, "relay-id", c.RelayID, "stable name of this relay; default: relay-<id>")
+		f.StringVar(&c.RelayID, "relay-id", c.RelayID, "stable name of this relay; default: <host name>/<id>")
 		f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` for the hash map, so that a restart stays exact")
 		f.StringVar(&c.Metrics, "metrics", c.Metrics, "address of /metrics; empty opens none")
 		bindLog(f, &c.Log)
@@ -100,6 +101,7 @@ const infoPeriod = 10 * time.Second
 func relay(ctx context.Context, cfg relayConfig, stderr io.Writer) error {
 	log := cfg.Log.logger(stderr)
 	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if cfg.StateDir != "" {
 		if err := os.MkdirAll(cfg.StateDir, 0o755); err != nil {
 			return fmt.Errorf("--state-dir: %w", err)
