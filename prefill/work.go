@@ -134,7 +134,7 @@ func newID() string {
 	return "warm-" + hex.EncodeToString(b[:])
 }
 
-// warmth to be: one warm request and what is known of its prompt.
+// plan is one warm request and what is known of its prompt.
 type plan struct {
 	body      []byte
 	prompt    *kv.Prompt
