@@ -155,7 +155,7 @@ func checkTail(t *testing.T, what string, ratio []float64) {
 // wait no longer than without it, and what it has computed by then is not lost. At 400 ms
 // whole chunks are finished before the cancel.
 func TestRace_NextTurnIsNotSlowed(t *testing.T) {
-	seeds, turns := uint64(2), 80
+	seeds, turns := uint64(2), 64
 	if soak {
 		seeds, turns = 20, 2000
 	}
@@ -185,7 +185,7 @@ func TestRace_NextTurnIsNotSlowed(t *testing.T) {
 // about 10.7 turns a second at most.
 func sessions(think time.Duration, leave float64) (crowd, uint64) {
 	c := crowd{
-		Workers: 2, Users: 50, Turns: 700, PerChat: 8, Think: expo(think), User: between(50, 150), Reply: between(1000, 2000),
+		Workers: 2, Users: 50, Turns: 600, PerChat: 8, Think: expo(think), User: between(50, 150), Reply: between(1000, 2000),
 		Output: 20, Leave: leave,
 	}
 	if soak {
