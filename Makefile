@@ -17,7 +17,7 @@ help: ## list the targets
 
 .PHONY: run
 run: ## an OpenAI endpoint on :8000 with embedded NATS and two simulated workers
-	$(GO) run ./cmd/warmroute serve --simulate 2
+	$(GO) run ./cmd/warmroute serve --simulate 2 --log-level warn
 
 .PHONY: demo
 demo: ## speculative prefill on against off, without a GPU (two minutes)

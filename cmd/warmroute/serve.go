@@ -256,7 +256,7 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 
 // hint prints what to try once the simulated workers are ready.
 func (p *parts) hint(ctx context.Context) error {
-	if p.ready(ctx, 1) != nil {
+	if p.ready(ctx, len(p.simulated.workers)) != nil {
 		return nil
 	}
 	api, admin := "http://"+loopback(p.front.Addr()), "http://"+loopback(p.front.AdminAddr())

