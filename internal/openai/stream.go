@@ -361,12 +361,16 @@ func (s *Stream) details(name string, n *int) {
 	}
 }
 
+// maxTokens is the largest count that is believed: one nonsense number would spoil a
+// counter for good.
+const maxTokens = 1 << 31
+
 func tokens(r *Reader, n *int) {
 	if r.Peek() != '0' {
 		r.Skip()
 		return
 	}
-	if i, ok := r.Int(); ok && i >= 0 {
+	if i, ok := r.Int(); ok && i >= 0 && i <= maxTokens {
 		*n = int(i)
 	}
 }

@@ -89,6 +89,9 @@ func TestStream(t *testing.T) {
 		`{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":null,"completion_tokens_details":{"reasoning_tokens":3}}}`)
 	f(1, `usage+only | token=false deltas=0 finished=0 "" done=false failed=false "" unread=0 usage={5 1 0 -1}`,
 		`{"usage":{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}`)
+	// A number that no engine can mean is not believed.
+	f(1, `usage+only | token=false deltas=0 finished=0 "" done=false failed=false "" unread=0 usage={-1 1 -1 -1}`,
+		`{"usage":{"prompt_tokens":9000000000000000000,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":-9}}}`)
 	// Continuous usage: the last values win, and what a later frame leaves out stays.
 	f(1, `token+usage token+usage - | token=true deltas=2 finished=0 "" done=false failed=false "" unread=0 usage={5 2 4 -1}`,
 		`{"choices":[{"index":0,"delta":{"content":"a"}}],"usage":{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}}}`,
