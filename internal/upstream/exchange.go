@@ -168,12 +168,15 @@ func (r *Response) roundTrip(c *conn, req *Request) (answered bool, err error) {
 		if err := r.Header.Read(c.br); err != nil {
 			return true, headerError(err)
 		}
-		if code := r.Header.StatusCode(); code >= 200 || code == fasthttp.StatusSwitchingProtocols {
+		code := r.Header.StatusCode()
+		if code >= 200 || code < 100 || code == fasthttp.StatusSwitchingProtocols {
 			break
 		}
 	}
 	code, length := r.Header.StatusCode(), r.Header.ContentLength()
 	switch {
+	case code < 100:
+		return true, errors.New("malformed response status")
 	case code < 200:
 		return true, errors.New("interim responses without end, or a protocol switch")
 	case code == fasthttp.StatusNoContent || code == fasthttp.StatusNotModified || req.Method == fasthttp.MethodHead:
@@ -311,8 +314,10 @@ func (r *Response) wrap(phase Phase, err error) error {
 func headerError(err error) error {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
-	case isTimeout(err), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+	case isTimeout(err), errors.Is(err, net.ErrClosed):
 		return err
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return io.ErrUnexpectedEOF
 	case errors.As(err, &small):
 		return fmt.Errorf("response headers exceed %d bytes", readBufferBytes)
 	}

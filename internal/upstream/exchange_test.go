@@ -256,6 +256,10 @@ func TestDo_HeaderLimitsAndNonsense(t *testing.T) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Long: "+strings.Repeat("s", 64<<10)+"\r\n\r\n")
 		case "nonsense":
 			_, _ = io.WriteString(c, "secret secret secret\r\n\r\n")
+		case "no headers":
+			_, _ = io.WriteString(c, `{"secret":"secret"}`)
+		case "status":
+			_, _ = io.WriteString(c, "HTTP/1.1 099 secret\r\nContent-Length: 0\r\n\r\n")
 		case "interim":
 			_, _ = io.WriteString(c, "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		case "early": // refuses before it has read the body; then closes
@@ -280,6 +284,8 @@ func TestDo_HeaderLimitsAndNonsense(t *testing.T) {
 	f("6k", "ok", "")
 	f("64k", "", "headers exceed")
 	f("nonsense", "", "malformed")
+	f("no headers", "", "unexpected EOF")
+	f("status", "", "malformed response status")
 	f("interim", "ok", "")
 	f("early", "no", "")
 }

@@ -225,6 +225,23 @@ func TestFleet_UnreachableWorkerIsOneLine(t *testing.T) {
 	}
 }
 
+// TestFleet_DeadWorkerIsNotHammered: a check that cannot connect asks for no other check.
+func TestFleet_DeadWorkerIsNotHammered(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "http://" + l.Addr().String()
+	_ = l.Close()
+	f, _ := startFleet(t, FleetConfig{Workers: []WorkerConfig{{ID: "w", URL: url}}, Probe: time.Minute})
+	start := time.Now()
+	eventually(t, "a failed check", func() bool { return gathered(t, f.metrics.probeErrors) >= 1 })
+	eventually(t, "time for many more", func() bool { return time.Since(start) > 100*time.Millisecond })
+	if n := gathered(t, f.metrics.probeErrors); n > 1 && time.Since(start) < 4*time.Second {
+		t.Errorf("%v checks in %v, want one in 5 s", n, time.Since(start))
+	}
+}
+
 func gathered(t *testing.T, c prometheus.Collector) (sum float64) {
 	t.Helper()
 	reg := prometheus.NewRegistry()

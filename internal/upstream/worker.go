@@ -153,6 +153,10 @@ func (w *Worker) run(ctx context.Context) {
 			failures = 0
 			w.setHealth(true, "")
 		}
+		select {
+		case <-w.poke: // by this very check, or answered by it
+		default:
+		}
 		timer.Reset(w.interval(failures))
 	}
 }
