@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -118,8 +117,8 @@ func (s *Server) debugRoute(w http.ResponseWriter, r *http.Request) {
 	sendJSON(w, http.StatusOK, decisions)
 }
 
-// debugExplain routes a posted request body without sending it: the booking is given back
-// at once.
+// debugExplain tells where a posted request body would go. Nothing is sent, booked or
+// counted.
 func (s *Server) debugExplain(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxBodyBytes)))
 	if err != nil {
@@ -147,23 +146,19 @@ func (s *Server) debugExplain(w http.ResponseWriter, r *http.Request) {
 		ns.LoRA = req.Model
 	}
 	p := s.cfg.Prompt.Build(r.Context(), &req, body, s.cfg.Fleet.Tokenizer(req.Model, kind), ns, req.Model)
-	lease, err := s.cfg.Router.Route(r.Context(), &router.Request{
+	d, err := s.cfg.Router.Preview(&router.Request{
 		Model: req.Model, Prompt: p, MaxTokens: req.MaxTokens, OutputTokensHint: req.OutputTokensHint,
 		FirstTurn: req.FirstTurn, Stream: req.Stream, PinRank: -1,
 	})
 	if err != nil {
-		if errors.Is(err, r.Context().Err()) {
-			return
-		}
 		sendFault(w, faultRoute(err, req.Model, s.modelNames()))
 		return
 	}
-	lease.Done(unknownOutcome)
 	if r.URL.Query().Has("text") {
-		fmt.Fprintln(w, lease.Decision().Explain())
+		fmt.Fprintln(w, d.Explain())
 		return
 	}
-	sendJSON(w, http.StatusOK, lease.Decision())
+	sendJSON(w, http.StatusOK, d)
 }
 
 func sendFault(w http.ResponseWriter, f *fault) {

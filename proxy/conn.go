@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -48,6 +50,7 @@ type conn struct {
 	writeBy atomic.Int64 // write deadline, unix ns
 	linger  atomic.Bool  // read what the client still sends before closing
 
+	begun     bool // the client has sent something; for whoever reads
 	peeked    byte // read ahead by the portable watch
 	hasPeeked bool
 }
@@ -71,7 +74,14 @@ func (c *conn) Read(p []byte) (int, error) {
 		p[0], c.hasPeeked = c.peeked, false
 		return 1, nil
 	}
-	return c.Conn.Read(p)
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.begun = true
+	} else if !c.begun && errors.Is(err, os.ErrDeadlineExceeded) {
+		// A client that connects ahead of its first request must not find a 408 to that.
+		err = io.EOF
+	}
+	return n, err
 }
 
 // Write gives the client until the stall limit to take some data. The deadline moves on

@@ -261,6 +261,18 @@ func TestErrors_EveryFaultIsReadable(t *testing.T) {
 	r.stop()
 }
 
+// TestErrors_SilentClientHearsNothing: a connection that was opened ahead of its first
+// request is closed without an answer that nobody asked for.
+func TestErrors_SilentClientHearsNothing(t *testing.T) {
+	r := newRig(t, setup{proxy: Config{HeaderTimeout: 50 * time.Millisecond}}, startWorker(t, echo))
+	c := r.dial()
+	if got, err := io.ReadAll(c); len(got) > 0 || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	_ = c.Close()
+	r.stop()
+}
+
 func TestErrors_Saturated(t *testing.T) {
 	goOn := make(chan struct{})
 	started := make(chan struct{}, 2)
@@ -474,6 +486,9 @@ func TestAdmin_ShowsWhatIsGoingOn(t *testing.T) {
 	if w.calls.Load() != before {
 		t.Error("explaining sent a request")
 	}
+	if n := r.metric("warmroute_router_decisions_total"); n != 1 || len(r.cfg.Router.Decisions()) != 1 {
+		t.Errorf("explaining counts as a decision: %v", n)
+	}
 	r.settled()
 
 	resp, body, err := r.exchange("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -497,7 +512,6 @@ func TestAdmin_ShowsWhatIsGoingOn(t *testing.T) {
 			t.Errorf("%s: %v %v %q", path, err, resp, body)
 		}
 	}
-	// One of two workers away is degraded, not unready.
 	r.stop()
 }
 

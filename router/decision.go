@@ -10,7 +10,7 @@ import (
 
 // Decision is one choice and its reasons. It holds no prompt content.
 type Decision struct {
-	ID           string    `json:"id"`
+	ID           string    `json:"id"` // "" of a Preview
 	Time         time.Time `json:"time"`
 	Model        string    `json:"model"`
 	Mode         Mode      `json:"mode"`

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -36,10 +35,9 @@ type Outlook struct {
 // Outlook tells where Route would send a later turn by cost, whatever the router's mode.
 // Asking books nothing and pays no rent.
 func (r *Router) Outlook(req *Request) (Outlook, error) {
-	f := r.fleet.Load()
-	to := f.models[req.Model]
-	if to == nil {
-		return Outlook{}, fmt.Errorf("model %q: %w", req.Model, ErrUnknownModel)
+	to, err := r.fleet.Load().serving(req.Model)
+	if err != nil {
+		return Outlook{}, err
 	}
 	ask := *req
 	ask.Speculative = true
@@ -67,6 +65,36 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 		Evict: w.terms.evict, AgeScale: q.tau,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
+}
+
+// Preview returns the decision that Route would take by cost at this moment, whatever the
+// router's mode. It has no ID: nothing is booked, counted or learned, and no rent is paid.
+func (r *Router) Preview(req *Request) (*Decision, error) {
+	to, err := r.fleet.Load().serving(req.Model)
+	if err != nil {
+		return nil, err
+	}
+	s := r.scratch.Get().(*scratch)
+	defer r.scratch.Put(s)
+	defer s.release()
+	q := r.query(s, to, req)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if usable, full := r.scoreAllLocked(&q); usable == 0 {
+		if full > 0 {
+			return nil, r.saturatedLocked(&q)
+		}
+		return nil, noWorkers(&q)
+	}
+	best := r.cheapestLocked(&q)
+	reason := "blind"
+	if s.tokens > 0 {
+		reason = why(s.rows, best)
+	}
+	d := q.decide(r, best, reason)
+	d.ID, d.Mode = "", ModeKV
+	return d, nil
 }
 
 // warmLocked books a warm-up of so many tokens. It is apart from the load of clients:

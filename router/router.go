@@ -184,12 +184,9 @@ func (r *Router) Route(ctx context.Context, req *Request) (*Lease, error) {
 }
 
 func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, error) {
-	to := f.models[req.Model]
-	if to == nil {
-		if len(f.models) == 0 || f.unknown {
-			return nil, fmt.Errorf("%w for model %q: %s", ErrNoWorkers, req.Model, f.why())
-		}
-		return nil, fmt.Errorf("model %q: %w", req.Model, ErrUnknownModel)
+	to, err := f.serving(req.Model)
+	if err != nil {
+		return nil, err
 	}
 	s := r.scratch.Get().(*scratch)
 	defer r.scratch.Put(s)
@@ -215,6 +212,18 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, err
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "routed", slog.String("decision", d.ID), slog.String("table", d.Explain()))
 	}
 	return l, nil
+}
+
+// serving returns who serves a model.
+func (f *fleet) serving(model string) (*served, error) {
+	to := f.models[model]
+	switch {
+	case to != nil:
+		return to, nil
+	case len(f.models) == 0 || f.unknown:
+		return nil, fmt.Errorf("%w for model %q: %s", ErrNoWorkers, model, f.why())
+	}
+	return nil, fmt.Errorf("model %q: %w", model, ErrUnknownModel)
 }
 
 // query gathers what the choice for req reads besides the state of the workers.

@@ -166,6 +166,12 @@ func (w *world) run(c *script.Cmd) string {
 		}
 		return fmt.Sprintf("%v: %d of %d tokens held, %s; waiting=%d warming=%d inflight=%d full=%v E=%.3f busy=%v warmed=%v",
 			o.Worker, o.OverlapTokens, o.PromptTokens, o.OverlapFrom, o.Waiting, o.Warming, o.Inflight, o.Full, o.Evict, o.Busy, o.Warmed)
+	case "preview":
+		d, err := w.router.Preview(&Request{Model: "m", Prompt: prompt(c.Args[0], block, false), PinRank: -1})
+		if err != nil {
+			return "error: " + err.Error()
+		}
+		return d.Explain()
 	case "cost":
 		return runCost(c)
 	case "learned":
