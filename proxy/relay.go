@@ -158,6 +158,11 @@ func (r *relay) release(ready int) {
 	r.out = r.buf[:ready]
 	for i := len(r.cuts) - 1; i >= 0; i-- {
 		from, to := int(r.cuts[i].from-r.base), int(r.cuts[i].to-r.base)
+		// A CRLF's LF counts to the event behind it. It stays where the frame leaves none
+		// in its place: clients that know no lone CR would not see the event before end.
+		if r.out[from] == '\n' && r.out[to-1] == '\n' {
+			from++
+		}
 		r.out = append(r.out[:from], r.out[to:]...)
 	}
 	r.cuts = r.cuts[:0]

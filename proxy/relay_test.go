@@ -61,6 +61,7 @@ var streams = map[string]struct{ in, out string }{
 	"usage":                           {delta("a") + delta("b") + finish + usage + doneEnd, delta("a") + delta("b") + finish + doneEnd},
 	"usage in a late frame with text": {delta("a") + strings.Replace(finish, `"choices"`, `"usage":{"prompt_tokens":9,"completion_tokens":2},"choices"`, 1) + doneEnd, ""},
 	"crlf":                            {strings.ReplaceAll(delta("a")+usage+doneEnd, "\n", "\r\n"), strings.ReplaceAll(delta("a")+doneEnd, "\n", "\r\n")},
+	"crlf, then lf":                   {strings.ReplaceAll(delta("a"), "\n", "\r\n") + usage + doneEnd, strings.ReplaceAll(delta("a"), "\n", "\r\n") + doneEnd},
 	"comments":                        {": ping\n\n" + delta("a") + strings.Repeat(": ping\n\n", 400) + usage + ": bye\n\n" + doneEnd, ": ping\n\n" + delta("a") + strings.Repeat(": ping\n\n", 400) + ": bye\n\n" + doneEnd},
 	"no space":                        {strings.ReplaceAll(delta("a")+usage+doneEnd, "data: ", "data:"), strings.ReplaceAll(delta("a")+doneEnd, "data: ", "data:")},
 	"event and id":                    {"event: x\nid: 1\n" + delta("a") + "id: 2\n" + usage + "retry: 5\n\n" + doneEnd, "event: x\nid: 1\n" + delta("a") + "retry: 5\n\n" + doneEnd},
