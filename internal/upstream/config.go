@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -235,6 +236,9 @@ func parseBaseURL(s string) (baseURL, error) {
 	host := strings.ToLower(u.Hostname())
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return baseURL{}, fmt.Errorf("url %q: port %s is not from 1 to 65535", s, port)
 	}
 	b := baseURL{addr: net.JoinHostPort(host, port), host: net.JoinHostPort(host, port)}
 	if u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443" {

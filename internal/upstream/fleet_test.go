@@ -586,6 +586,7 @@ func TestConfig_ValidateNamesTheKey(t *testing.T) {
 	f(WorkerConfig{URL: "ftp://gpu1"}, "http://host:8000")
 	f(WorkerConfig{URL: "http://user:secret@gpu1"}, "api_key")
 	f(WorkerConfig{URL: "http://gpu1?x=1"}, "query")
+	f(WorkerConfig{URL: "http://gpu1:80000"}, "port 80000")
 	f(WorkerConfig{URL: "http://gpu1", Engine: "tgi"}, "engine")
 	f(WorkerConfig{URL: "http://gpu1", Events: "gpu1:5557"}, "events")
 	f(WorkerConfig{URL: "http://gpu1", Replay: "tcp://gpu1:5657"}, "without events")

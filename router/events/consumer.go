@@ -266,19 +266,14 @@ func (c *Consumer) refuse(a *Announcement) {
 		delete(c.mu.strangers, a.Worker)
 		return
 	}
-	_, known := c.mu.strangers[a.Worker]
-	if !known && len(c.mu.strangers) >= maxStrangers {
+	if _, known := c.mu.strangers[a.Worker]; !known && len(c.mu.strangers) >= maxStrangers {
 		return
 	}
 	s := FeedStatus{
 		Rank: kv.WorkerRank{ID: a.Worker}, State: FeedNone, Relay: a.Relay,
-		Reason: fmt.Sprintf("announced by relay %s at %q, but no worker here has that id or URL: configure it, or add its host to workers.allow", a.Relay, a.URL),
+		Reason: fmt.Sprintf("announced by relay %s at %q, but no worker here has that id or URL: configure it, or list its host in allow_announced (--allow-announced)", a.Relay, a.URL),
 	}
 	c.mu.strangers[a.Worker] = s
-	if !known {
-		c.cfg.Logger.Warn("KV events of an unknown worker", "worker", a.Worker, "url", a.URL, "relay", a.Relay,
-			"fix", "configure the worker, or add its host to workers.allow")
-	}
 }
 
 // Resync fetches the state of a rank anew, because the caller doubts it. The second

@@ -371,7 +371,7 @@ func TestConsumer_StrangersAreReportedByName(t *testing.T) {
 	a.apply(store(0, tokens(0, 3), 1, 2, 3)).lose()
 	a.announce(nil)
 	stranger, mine := kv.WorkerRank{ID: "stranger"}, kv.WorkerRank{ID: "mine"}
-	eventually(t, 5*time.Second, "reported", func() bool { return strings.Contains(r.status(stranger).Reason, "workers.allow") })
+	eventually(t, 5*time.Second, "reported", func() bool { return strings.Contains(r.status(stranger).Reason, "allow_announced") })
 	if r.workers.Len() != 0 || a.calls.Load() != 0 {
 		t.Fatal("a stranger was followed")
 	}
