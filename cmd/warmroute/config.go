@@ -165,10 +165,33 @@ func (c *config) loadFile(path string) error {
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}
-	if err := yaml.NewDecoder(bytes.NewReader(raw), yaml.Strict()).Decode(c); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: %s", path, yaml.FormatError(err, false, true))
+	d := yaml.NewDecoder(bytes.NewReader(raw), yaml.Strict())
+	if err := d.Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: %s%s", path, mistakenKey(raw, err), yaml.FormatError(err, false, false))
+	}
+	if d.Decode(new(any)) != io.EOF {
+		return fmt.Errorf("%s: more than one YAML document", path)
 	}
 	return nil
+}
+
+// mistakenKey returns the key of the line in which the file is wrong, not the line: it
+// and those around it may hold credentials.
+func mistakenKey(file []byte, err error) string {
+	var at yaml.Error
+	if !errors.As(err, &at) || at.GetToken() == nil {
+		return ""
+	}
+	lines := bytes.Split(file, []byte("\n"))
+	n := at.GetToken().Position.Line - 1
+	if n < 0 || n >= len(lines) {
+		return ""
+	}
+	key, _, ok := bytes.Cut(lines[n], []byte(":"))
+	if !ok {
+		return ""
+	}
+	return string(bytes.TrimLeft(key, " -")) + ": "
 }
 
 // validate names the first setting that cannot work and what would.

@@ -101,9 +101,10 @@ func TestConfig_BadInput(t *testing.T) {
 		}
 	}
 	f("", nil, "no workers", "--worker", "--simulate")
-	f("workerz: []\n", nil, "workerz", "1 |")
+	f("workerz: []\n", nil, "workerz", "1:1")
+	f("listen: :1\n---\nlisten: :2\n", nil, "more than one")
 	f("listen: :1\nlisten: :2\n", nil, "listen", "already defined")
-	f("routing:\n  max_inflight: many\n", nil, "max_inflight", "many")
+	f("routing:\n  max_inflight: many\n", nil, "max_inflight", "2:17", "int")
 	f("limits: {grace: soon}\n", nil, "soon", "duration such as 10s")
 	f("limits: {max_body: big}\n", nil, "big", "size such as 64MiB")
 	f("workers: [{id: a}]\n", nil, "workers[0]", "url")
@@ -130,14 +131,20 @@ func TestConfig_BadInput(t *testing.T) {
 
 // TestConfig_SecretsStayOut: no message repeats a credential.
 func TestConfig_SecretsStayOut(t *testing.T) {
-	for _, args := range [][]string{
-		{"--worker", "http://a,api_key=CANARY,colour=red"},
-		{"--worker", "http://u:CANARY@a,x"},
-		{"--worker", "http://u:CANARY@a"},
-		{"--worker", "http://a,api_key=x,CANARY"},
+	for _, worker := range []string{
+		"http://a,api_key=CANARY,colour=red", "http://u:CANARY@a,x", "http://u:CANARY@a", "http://a,api_key=x,CANARY",
 	} {
-		if _, msg := parse(t, "", args...); msg == "" || strings.Contains(msg, "CANARY") && !strings.HasPrefix(msg, `invalid argument "`) {
-			t.Errorf("%v: %s", args, msg)
+		_, err := execute("serve", "--worker", worker)
+		if err == nil || strings.Contains(err.Error(), "CANARY") || !strings.Contains(err.Error(), "--worker") {
+			t.Errorf("%s: %v", worker, err)
+		}
+	}
+	for _, file := range []string{
+		"nats:\n  password: CANARY\n  fooo: x\n", "nats: {password: [CANARY]}\n", "workers: [{url: http://a, api_key: {CANARY: 1}}]\n",
+		"workers: [{url: 'http://u:CANARY@a'}]\n",
+	} {
+		if _, msg := parse(t, file); msg == "" || strings.Contains(msg, "CANARY") {
+			t.Errorf("%s: %s", file, msg)
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes: what a script may rely on.
@@ -118,6 +119,11 @@ block, which worker holds which prefix in its KV cache.`,
 		SuggestionsMinimumDistance: 2,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		var invalid *pflag.InvalidValueError
+		if errors.As(err, &invalid) {
+			// pflag repeats the value, which may hold a credential.
+			err = fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
+		}
 		return &usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
 	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newDemo(), newVersion())
