@@ -13,9 +13,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// reloadQuiet is how long the file's directory must be quiet before a reload: editors
-// and ConfigMap updates touch it several times.
-const reloadQuiet = 200 * time.Millisecond
+// reloadAfter is how long after a change in its directory the file is read: editors and
+// ConfigMap updates touch it several times. A later change does not put it off, so a busy
+// directory cannot.
+const reloadAfter = 200 * time.Millisecond
 
 // reloader reads the configuration again on SIGHUP and when the file changes. The
 // directory is watched, not the file, because both editors and Kubernetes replace it.
@@ -40,6 +41,7 @@ func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) 
 	defer signal.Stop(hup)
 
 	var changed chan fsnotify.Event
+	var missed chan error // by the watcher: it waits until they are taken
 	if r.path != "" {
 		watcher, err := fsnotify.NewWatcher()
 		if err == nil {
@@ -49,20 +51,31 @@ func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) 
 		if err != nil {
 			log.Warn("config file is not watched; reload with SIGHUP", "file", r.path, "error", err)
 		} else {
-			changed = watcher.Events
+			changed, missed = watcher.Events, watcher.Errors
 		}
 	}
 	last := r.last
-	quiet := time.NewTimer(reloadQuiet)
-	defer quiet.Stop()
+	due := time.NewTimer(reloadAfter)
+	defer due.Stop()
+	pending := true // due will fire
+	touched := func() {
+		if !pending {
+			pending = true
+			due.Reset(reloadAfter)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-			quiet.Reset(reloadQuiet)
+			touched()
 			continue
-		case <-quiet.C:
+		case <-missed:
+			touched()
+			continue
+		case <-due.C:
+			pending = false
 			raw, err := os.ReadFile(r.path)
 			if r.path == "" || err != nil || string(raw) == string(last) {
 				continue
