@@ -14,9 +14,8 @@ import (
 )
 
 const (
-	headerSpeculative = "X-Speculative-Prefill"      // of a request: warm the next turn
-	headerSpeculation = "X-Warmroute-Speculation"    // of an answer: what became of its warm-up
-	warmUpMark        = "X-Warmroute-Prefill: 1\r\n" // of a warm-up, for the worker's logs
+	headerSpeculative = "X-Speculative-Prefill"   // of a request: warm the next turn
+	headerSpeculation = "X-Warmroute-Speculation" // of an answer: what became of its warm-up
 
 	// warmAnswerBytes bounds the answer to a warm-up: one token and its usage.
 	warmAnswerBytes = 1 << 20
@@ -34,7 +33,7 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 	}
 	resp, err := worker.Do(ctx, &upstream.Request{
 		Method: fasthttp.MethodPost, Path: "/v1/chat/completions", Body: w.Body,
-		Header: append(w.Header, warmUpMark...), Authorization: w.Authorization,
+		Header: w.Header, Authorization: w.Authorization,
 	})
 	if err != nil {
 		return a, err

@@ -68,7 +68,7 @@ def main(warmroute):
     with rig.Rig() as r:
         ports = [rig.free_port(), rig.free_port()]
         engines = [r.start(f"llama{i}", llama, "-m", gguf, "--host", "127.0.0.1", "--port", str(p),
-                           "-c", str(4096 * SLOTS), "-np", str(SLOTS), "-t", "1", "-tb", "1", "--metrics", "--slots")
+                           "-c", str(4096 * SLOTS), "-np", str(SLOTS), "-t", "1", "-tb", "1", "--alias", "gemma-3-270m", "--metrics", "--slots")
                    for i, p in enumerate(ports)]
         for p in ports:
             rig.wait_for("llama-server health", lambda: b"ok" in rig.get(f"http://127.0.0.1:{p}/health"), 180, engines)
@@ -98,7 +98,10 @@ def main(warmroute):
                 cached, prompt = sum(x.cached for x, _ in got), sum(x.prompt for x, _ in got)
                 result[mode, label] = (rig.p50([x.ttft for x, _ in got]), cached / max(prompt, 1), sum(s for _, s in got) / len(got))
                 print(f"| {mode} | {label} | {len(got)} | {1000 * result[mode, label][0]:.0f} | {cached} / {prompt} ({100 * cached / max(prompt, 1):.0f} %) | {100 * result[mode, label][2]:.0f} % |")
-        print("\n/debug/workers prefix sources and coverage:", rig.workers_json(admins["kv"]))
+        print("\nworkers as the kv proxy sees them:")
+        for w, rank in zip(*(rig.workers_json(admins["kv"])[k] for k in ("workers", "routing"))):
+            print(f"  {w['id']}: engine {w['engine']}, tokens \"{w['tokens']}\", coverage {rank['coverage']} ({rank['coverage_reason']}), "
+                  f"{rank['prefill_tokens_per_second']:.0f} prefill tokens/s, {rank['capacity_tokens']} KV tokens")
         print("\nspeculative prefill on these workers, off against on:", flush=True)
         subprocess.run([warmroute, "bench", "ab", "--url", f"http://127.0.0.1:{ports_of['kv']}", "--metrics-url", f"http://127.0.0.1:{admins['kv']}/metrics",
                         "--num-users", "4", "--num-turns", "4", "--num-user-tokens", "60", "--max-completion-tokens", "48",
