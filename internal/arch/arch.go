@@ -40,7 +40,6 @@ var Homes = map[string][]string{
 	"github.com/sashabaranov/go-openai":                       {"bench"},
 	"github.com/prometheus/client_golang/prometheus":          {"metrics.go", "cmd/warmroute"},
 	"github.com/prometheus/client_golang/prometheus/promhttp": {"proxy", "cmd/warmroute"},
-	"github.com/valyala/fastjson":                             {"internal/openai"},
 	"github.com/zeebo/xxh3":                                   {"router/kv", "router/index", "internal/sim"},
 	"github.com/spf13/cobra":                                  {"cmd/warmroute"},
 	"github.com/spf13/pflag":                                  {"cmd/warmroute"},
