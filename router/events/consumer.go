@@ -257,8 +257,12 @@ func (c *Consumer) join(ctx context.Context, l *link, id string, a *Announcement
 func (c *Consumer) refuse(a *Announcement) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, f := range c.mu.feeds {
-		if f.follows(a.Relay) {
+	for rank, f := range c.mu.feeds {
+		if !f.follows(a.Relay) {
+			continue
+		}
+		// A stranger that uses the relay's id ends no feed of a worker that is ours.
+		if _, ours := c.cfg.Resolve(&Announcement{Worker: rank.ID}); !ours {
 			f.q.put(item{end: true})
 		}
 	}

@@ -386,6 +386,25 @@ func TestConsumer_StrangersAreReportedByName(t *testing.T) {
 	r.converges(5*time.Second, mine, FeedNone, nil)
 }
 
+// TestConsumer_StrangerWithARelaysName: a forged announcement under the id of another
+// worker's relay takes nothing from that worker.
+func TestConsumer_StrangerWithARelaysName(t *testing.T) {
+	r := newRig(t, rigConfig{timing: slow(), resolve: func(a *Announcement) (string, bool) { return a.Worker, a.Worker == "w1" }})
+	a := newHandRelay(t, r.bus.Local(), "w1", "r1").serve()
+	a.apply(store(0, tokens(0, 3), 1, 2, 3)).lose()
+	a.announce(nil)
+	w1 := kv.WorkerRank{ID: "w1"}
+	r.converges(5*time.Second, w1, FeedComplete, a.truth())
+	calls := a.calls.Load()
+	newHandRelay(t, r.bus.Local(), "stranger", "r1").announce(nil)
+	eventually(t, 5*time.Second, "reported", func() bool { return r.status(kv.WorkerRank{ID: "stranger"}).Reason != "" })
+	a.apply(store(0, tokens(1, 3), 4, 5, 6)).send(nil)
+	r.converges(5*time.Second, w1, FeedComplete, a.truth())
+	if a.calls.Load() != calls {
+		t.Error("the state was fetched anew")
+	}
+}
+
 func TestConsumer_AtMostFourResyncsAtOnce(t *testing.T) {
 	r := newRig(t, rigConfig{timing: slow()})
 	var mu sync.Mutex
