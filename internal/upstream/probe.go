@@ -111,7 +111,7 @@ func first(values ...int) int {
 // probe asks the worker for everything: models, engine, capacity.
 func (w *Worker) probe(ctx context.Context) (*facts, error) {
 	f := &facts{health: "/v1/models"}
-	cfg := w.config()
+	cfg := w.cfg
 	code, body, err := w.fetch(ctx, fasthttp.MethodGet, "/v1/models", nil)
 	if err != nil {
 		return nil, err

@@ -45,13 +45,6 @@ type Worker struct {
 // ID returns the worker's stable name.
 func (w *Worker) ID() string { return w.id }
 
-// config returns the worker's configuration.
-func (w *Worker) config() *WorkerConfig { return w.cfg }
-
-// Credentials tells whether the worker has an api_key of its own, so that the client's
-// Authorization is not for it.
-func (w *Worker) Credentials() bool { return w.cfg.APIKey != "" }
-
 // ReportsUsage tells whether the engine is known to take stream_options.include_usage.
 func (w *Worker) ReportsUsage() bool {
 	switch w.engine() {

@@ -72,7 +72,6 @@ type Consumer struct {
 		feeds     map[kv.WorkerRank]*feed
 		gone      map[kv.WorkerRank]FeedStatus
 		strangers map[string]FeedStatus
-		capacity  map[string]int // tokens of one rank, by worker
 	}
 	wg sync.WaitGroup // feeds
 
@@ -110,7 +109,6 @@ func NewConsumer(cfg ConsumerConfig) (*Consumer, error) {
 	c.mu.feeds = make(map[kv.WorkerRank]*feed)
 	c.mu.gone = make(map[kv.WorkerRank]FeedStatus)
 	c.mu.strangers = make(map[string]FeedStatus)
-	c.mu.capacity = make(map[string]int)
 	return c, nil
 }
 
@@ -289,24 +287,6 @@ func (c *Consumer) Resync(rank kv.WorkerRank, reason string) {
 	if f := c.mu.feeds[rank]; f != nil {
 		f.q.put(item{reason: reason})
 	}
-}
-
-// SetCapacity tells the KV capacity, in tokens, of each rank of a worker; it overrides
-// the announced one. 0 takes the announced one again.
-func (c *Consumer) SetCapacity(id string, tokens int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if tokens > 0 {
-		c.mu.capacity[id] = tokens
-	} else {
-		delete(c.mu.capacity, id)
-	}
-}
-
-func (c *Consumer) capacity(id string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.mu.capacity[id]
 }
 
 // Status returns the feeds, those that are gone, and the announced workers that are

@@ -475,7 +475,7 @@ func TestConsumer_OverCapacityIsResyncedOnceAMinute(t *testing.T) {
 	if n := r.counter("resyncs_total", "reason", "capacity"); n != 1 {
 		t.Fatalf("%v resyncs because of capacity", n)
 	}
-	r.consumer.SetCapacity("w1", 20*bs)
+	a.announce(func(a *Announcement) { a.Info.CapacityTokens = 20 * bs })
 	r.converges(5*time.Second, w1, FeedComplete, a.truth())
 }
 

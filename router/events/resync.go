@@ -334,10 +334,7 @@ func (f *feed) check(now time.Time) {
 			return
 		}
 	}
-	capacity := f.c.capacity(f.rank.ID)
-	if capacity == 0 {
-		capacity = f.capacity
-	}
+	capacity := f.capacity
 	held := f.index.Held(f.w)[kv.TierGPU] * f.blockSize
 	switch {
 	case capacity == 0 || held <= capacity+capacity/10:
