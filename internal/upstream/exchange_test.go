@@ -229,19 +229,19 @@ func TestDo_IdleLimitStartsAnewWithEachRead(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 		tick := time.NewTicker(15 * time.Millisecond)
 		defer tick.Stop()
-		for range 20 {
+		for range 40 {
 			<-tick.C
 			_, _ = io.WriteString(c, "1\r\nx\r\n")
 		}
 		_, _ = io.WriteString(c, "0\r\n\r\n")
 	})
-	w := lone(t, s.url(), Timeouts{FirstByte: time.Second, Idle: 150 * time.Millisecond})
+	w := lone(t, s.url(), Timeouts{FirstByte: 5 * time.Second, Idle: 500 * time.Millisecond})
 	r, err := w.Do(context.Background(), post(""))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if got, err := io.ReadAll(r); err != nil || len(got) != 20 {
+	if got, err := io.ReadAll(r); err != nil || len(got) != 40 {
 		t.Fatalf("%q, %v", got, err)
 	}
 }
