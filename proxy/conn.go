@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,9 +26,13 @@ type listener struct {
 	net.Listener
 	stall    time.Duration // longest time for one write; 0 is no limit
 	portable bool          // watch by reading, as systems other than Linux do
+
+	first     sync.Once
+	accepting chan struct{} // closed by the first Accept
 }
 
 func (l *listener) Accept() (net.Conn, error) {
+	l.first.Do(func() { close(l.accepting) })
 	nc, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err

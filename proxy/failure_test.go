@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -438,6 +439,30 @@ func TestPanic_CostsOneRequest(t *testing.T) {
 type panicking struct{}
 
 func (panicking) Read([]byte) (int, error) { panic("boom") }
+
+// TestRun_EndsWhenItIsStoppedAtOnce: the signal may come before the port is served.
+func TestRun_EndsWhenItIsStoppedAtOnce(t *testing.T) {
+	r := newRig(t, setup{}, startWorker(t, echo))
+	cfg := r.cfg
+	cfg.Registerer = nil
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }() // owned by the test
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Run goes on")
+	}
+	r.stop()
+}
 
 func TestAdmin_ShowsWhatIsGoingOn(t *testing.T) {
 	w := startWorker(t, echo)

@@ -29,6 +29,8 @@ type Server struct {
 	started  time.Time
 	draining atomic.Bool
 
+	accepting <-chan struct{} // closed once front serves
+
 	mu struct {
 		sync.Mutex
 		turns map[*turn]struct{} // requests that are being answered
@@ -74,7 +76,8 @@ func New(cfg Config) (*Server, error) {
 		_ = s.listen.Close()
 		return nil, err
 	}
-	s.listen = &listener{Listener: s.listen, stall: cfg.ClientStall}
+	l := &listener{Listener: s.listen, stall: cfg.ClientStall, accepting: make(chan struct{})}
+	s.listen, s.accepting = l, l.accepting
 	if cfg.TLS != nil {
 		s.listen = tls.NewListener(s.listen, cfg.TLS)
 	}
@@ -110,6 +113,7 @@ func (s *Server) Run(ctx context.Context) error {
 	var err error
 	select {
 	case <-ctx.Done():
+		<-s.accepting // a server that has not begun cannot be shut down, and begins later
 	case err = <-failed:
 	}
 	s.drain()
