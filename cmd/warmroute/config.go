@@ -7,6 +7,8 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
+	"regexp"
 	"slices"
 	"time"
 
@@ -68,6 +70,7 @@ type limitsConfig struct {
 	FirstByteTimeout duration `yaml:"first_byte_timeout"`
 	IdleTimeout      duration `yaml:"idle_timeout"`
 	TokenizeTimeout  duration `yaml:"tokenize_timeout"`
+	DrainDelay       duration `yaml:"drain_delay"`
 	Grace            duration `yaml:"grace"`
 }
 
@@ -115,7 +118,7 @@ func defaultConfig() config {
 func (c *config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Listen, "listen", c.Listen, "address of the OpenAI endpoint")
 	f.StringVar(&c.Admin, "admin", c.Admin, "address of metrics and /debug; keep it off public networks")
-	f.VarP((*workerFlag)(&c.Workers), "worker", "w", "worker as `URL[,key=value…]`, keys as in the file: id, events, replay, topic, ranks, engine, api_key, block_size, capacity_tokens, max_num_seqs, max_inflight, ca; repeat for each")
+	f.VarP((*workerFlag)(&c.Workers), "worker", "w", "worker as `URL[,key=value…]`, keys as in the file: id, events, replay, topic, ranks, engine, api_key, block_size, capacity_tokens, max_num_seqs, max_inflight, ca, insecure_skip_verify; repeat for each")
 	f.StringSliceVar(&c.Allow, "allow-announced", c.Allow, "`hosts or CIDRs` of workers that may join by NATS announcement alone; none by default")
 	f.StringToStringVar(&c.Aliases, "model-alias", c.Aliases, "extra model name, as `alias=model`; repeat for each")
 	f.StringVar(&c.NATS.URL, "nats", c.NATS.URL, "`URL` of a NATS server to share events over, e.g. nats://host:4222 or tls://host:4222; empty embeds one")
@@ -131,6 +134,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(&c.Limits.FirstByteTimeout, "first-byte-timeout", "time from sending a request to the worker's response headers (a long prefill needs minutes)")
 	f.Var(&c.Limits.IdleTimeout, "idle-timeout", "longest silence of a worker in mid-response")
 	f.Var(&c.Limits.TokenizeTimeout, "tokenize-timeout", "time an engine has to tokenize a prompt; past it the request is routed by text")
+	f.Var(&c.Limits.DrainDelay, "drain-delay", "time after SIGTERM in which /readyz already says no and requests are still accepted, for load balancers that poll it")
 	f.Var(&c.Limits.Grace, "grace", "time that open streams have to finish after SIGTERM")
 	f.Var(&c.Index.MaxBytes, "index-max-bytes", "memory cap of the exact index, e.g. 2GiB")
 	f.Var(&c.Index.ApproximateBytes, "approximate-max-bytes", "memory cap of the approximate index")
@@ -166,11 +170,15 @@ func (c *config) loadFile(path string) error {
 		return fmt.Errorf("read --config: %w", err)
 	}
 	d := yaml.NewDecoder(bytes.NewReader(raw), yaml.Strict())
-	if err := d.Decode(c); err != nil && !errors.Is(err, io.EOF) {
+	merged := *c
+	if err := d.Decode(&merged); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: %s%s", path, mistakenKey(raw, err), yaml.FormatError(err, false, false))
 	}
 	if d.Decode(new(any)) != io.EOF {
 		return fmt.Errorf("%s: more than one YAML document", path)
+	}
+	if !reflect.ValueOf(merged).IsZero() { // a file of comments decodes to nothing, also of the defaults
+		*c = merged
 	}
 	return nil
 }
@@ -194,6 +202,9 @@ func mistakenKey(file []byte, err error) string {
 	return string(bytes.TrimLeft(key, " -")) + ": "
 }
 
+// tenantHash is what a client is known by: the start of the SHA-256 of its Authorization.
+var tenantHash = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
 // validate names the first setting that cannot work and what would.
 func (c *config) validate() error {
 	for i := range c.Workers {
@@ -213,6 +224,11 @@ func (c *config) validate() error {
 			return fmt.Errorf("speculative_prefill (--speculative-prefill): %q is none of off, on, auto", m)
 		}
 	}
+	for key := range c.Prefill.Keys {
+		if !tenantHash.MatchString(key) {
+			return fmt.Errorf("speculative_prefill.keys: %q is no hash of a client's key: take the output of printf 'Bearer %%s' \"$KEY\" | sha256sum | cut -c1-16", key)
+		}
+	}
 	for _, r := range []struct {
 		name string
 		bad  bool
@@ -225,6 +241,7 @@ func (c *config) validate() error {
 		{"limits.first_byte_timeout (--first-byte-timeout)", c.Limits.FirstByteTimeout <= 0, "more than 0s"},
 		{"limits.idle_timeout (--idle-timeout)", c.Limits.IdleTimeout <= 0, "more than 0s"},
 		{"limits.tokenize_timeout (--tokenize-timeout)", c.Limits.TokenizeTimeout <= 0, "more than 0s"},
+		{"limits.drain_delay (--drain-delay)", c.Limits.DrainDelay < 0, "0s or more"},
 		{"limits.grace (--grace)", c.Limits.Grace < 0, "0s or more"},
 		{"index.max_bytes (--index-max-bytes)", c.Index.MaxBytes < 1<<20, "at least 1MiB"},
 		{"index.approximate_bytes (--approximate-max-bytes)", c.Index.ApproximateBytes < 1<<20, "at least 1MiB"},

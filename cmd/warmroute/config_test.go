@@ -85,6 +85,18 @@ func TestConfig_FlagsBeatEnvironmentBeatFile(t *testing.T) {
 	}
 }
 
+// TestConfig_EmptyFile: a file of comments leaves the defaults.
+func TestConfig_EmptyFile(t *testing.T) {
+	for _, file := range []string{"# nothing yet\n", "---\n", "{}\n", "\n"} {
+		c, msg := parse(t, file, "--simulate", "1")
+		want := defaultConfig()
+		want.Simulate = 1
+		if d := cmp.Diff(want, c); msg != "" || d != "" {
+			t.Errorf("%q: %s\n%s", file, msg, d)
+		}
+	}
+}
+
 // TestConfig_BadInput: each mistake gives one message that names the setting and the
 // fix.
 func TestConfig_BadInput(t *testing.T) {
@@ -116,8 +128,10 @@ func TestConfig_BadInput(t *testing.T) {
 	f("", []string{"--simulate", "2", "--max-inflight", "0"}, "--max-inflight", "at least 1")
 	f("", []string{"--simulate", "2", "--retries", "-1"}, "--retries")
 	f("", []string{"--simulate", "2", "--speculative-prefill", "maybe"}, "--speculative-prefill", "off, on, auto")
-	f("speculative_prefill: {keys: {bot: yes}}\nsimulate: 1\n", nil, "speculative_prefill", "off, on, auto")
+	f("speculative_prefill: {models: {bot: yes}}\nsimulate: 1\n", nil, "speculative_prefill", "off, on, auto")
 	f("", []string{"--simulate", "2", "--speculation-holdout", "1.5"}, "--speculation-holdout", "0 to 1")
+	f("speculative_prefill: {keys: {alice: auto}}\nsimulate: 1\n", nil, "speculative_prefill.keys", "alice", "sha256sum")
+	f("", []string{"--simulate", "2", "--drain-delay", "-1s"}, "--drain-delay")
 	f("", []string{"--simulate", "99"}, "--simulate", "0 to 64")
 	f("", []string{"--simulate", "2", "--log-level", "loud"}, "--log-level", "debug, info, warn, error")
 	f("", []string{"--simulate", "2", "--log-format", "xml"}, "--log-format", "json")

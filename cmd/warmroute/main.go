@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -60,6 +61,10 @@ func run(args []string) int {
 	return exitError
 }
 
+// sameSignal is how long a repeated signal counts as the first: supervisors and terminals
+// often signal both a process and its group.
+const sameSignal = 500 * time.Millisecond
+
 // signalContext returns a context that the first SIGINT or SIGTERM cancels; a second
 // signal ends the process at once.
 func signalContext() (context.Context, context.CancelFunc) {
@@ -75,11 +80,18 @@ func signalContext() (context.Context, context.CancelFunc) {
 			return
 		}
 		cancel()
-		select {
-		case s := <-signals:
-			fmt.Fprintf(os.Stderr, "warmroute: second signal (%v), exiting without draining\n", s)
-			os.Exit(exitError)
-		case <-done:
+		first := time.Now()
+		for {
+			select {
+			case s := <-signals:
+				if time.Since(first) < sameSignal {
+					continue
+				}
+				fmt.Fprintf(os.Stderr, "warmroute: second signal (%v), exiting without draining\n", s)
+				os.Exit(exitError)
+			case <-done:
+				return
+			}
 		}
 	}()
 	return ctx, func() {
@@ -114,6 +126,7 @@ block, which worker holds which prefix in its KV cache.`,
 			return &usageError{errors.New(msg + " (see warmroute --help)")}
 		},
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Version:                    versionString(),
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -102,10 +101,8 @@ func relay(ctx context.Context, cfg relayConfig, stderr io.Writer) error {
 	log := cfg.Log.logger(stderr)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if cfg.StateDir != "" {
-		if err := os.MkdirAll(cfg.StateDir, 0o755); err != nil {
-			return fmt.Errorf("--state-dir: %w", err)
-		}
+	if err := makeStateDir(cfg.StateDir); err != nil {
+		return err
 	}
 	bus, err := events.OpenBus(busConfig(cfg.NATS, log))
 	if err != nil {

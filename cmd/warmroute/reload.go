@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -24,6 +25,14 @@ type reloader struct {
 	path  string
 	given *pflag.FlagSet
 	last  []byte // content that is in force
+
+	settings string // what needs a restart, as it is in force; "" compares nothing
+}
+
+// settings returns everything in c but what is reloaded, in a form that can be compared.
+func settings(c config) string {
+	c.Workers = nil
+	return fmt.Sprintf("%+v", c)
 }
 
 // newReloader notes the file's content; it is called before the configuration is read,
@@ -91,6 +100,9 @@ func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) 
 		if err != nil {
 			log.Error("reload refused, the running configuration stays", "file", r.path, "error", err)
 			continue
+		}
+		if again := settings(cfg); r.settings != "" && again != r.settings {
+			log.Warn("only workers are reloaded: the other changes need a restart", "file", r.path)
 		}
 		log.Info("workers reloaded", "file", r.path, "workers", len(cfg.Workers))
 	}

@@ -64,7 +64,11 @@ workers. SIGTERM drains; a second signal exits at once.`,
 			if err != nil {
 				return &usageError{err}
 			}
+			reload.settings = settings(cfg)
 			simulated, err := startSimulated(cfg.Simulate, simPorts)
+			if err != nil { // somebody has one of the usual ports
+				simulated, err = startSimulated(cfg.Simulate, ports{})
+			}
 			if err != nil {
 				return err
 			}
@@ -101,6 +105,9 @@ type parts struct {
 // is what gather shows.
 func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, gather prometheus.Gatherer, stderr io.Writer) (*parts, error) {
 	log := cfg.Log.logger(stderr)
+	if err := makeStateDir(cfg.StateDir); err != nil {
+		return nil, err
+	}
 	workers := append(cfg.Workers, simulated.workers...)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
@@ -193,6 +200,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Aliases:      cfg.Aliases,
 		MaxBodyBytes: int(cfg.Limits.MaxBody),
 		Retries:      orNone(cfg.Routing.Retries),
+		DrainDelay:   time.Duration(cfg.Limits.DrainDelay),
 		Grace:        time.Duration(cfg.Limits.Grace),
 		Registerer:   registry,
 		Gatherer:     gather,
@@ -204,6 +212,25 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	}
 	closeBus = false
 	return &parts{bus: bus, fleet: fleet, consumer: consumer, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
+}
+
+// makeStateDir makes the directory of relays' state and sees that it can be written.
+func makeStateDir(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(dir, ".probe-*"); err == nil {
+			f.Close()
+			err = os.Remove(f.Name())
+		}
+	}
+	if err != nil {
+		return &usageError{fmt.Errorf("state_dir (--state-dir): %w", err)}
+	}
+	return nil
 }
 
 // orNone turns a setting in which 0 is none into one in which 0 is the default and
