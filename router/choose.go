@@ -193,14 +193,19 @@ func (r *Router) cheapestLocked(q *query) int {
 	if q.overlaps.tokens == 0 {
 		return r.pickTiedLocked(q, func(*row) bool { return true })
 	}
+	near := nearest(q.overlaps.rows)
+	return r.pickTiedLocked(q, func(w *row) bool { return w.total <= near })
+}
+
+// nearest returns the highest cost that equals the lowest one.
+func nearest(rows []row) float64 {
 	low := math.Inf(1)
-	for i := range q.overlaps.rows {
-		if w := &q.overlaps.rows[i]; w.skip == "" {
+	for i := range rows {
+		if w := &rows[i]; w.skip == "" {
 			low = min(low, w.total)
 		}
 	}
-	near := low + max(tieSeconds, tieShare*low)
-	return r.pickTiedLocked(q, func(w *row) bool { return w.total <= near })
+	return low + max(tieSeconds, tieShare*low)
 }
 
 // nth returns the n-th candidate of rows.
@@ -246,24 +251,31 @@ func (r *Router) pickTiedLocked(q *query, in func(*row) bool) int {
 
 // why names the reason of a choice by cost: "evict" where another candidate would
 // have won but for the blocks that it must evict, "cold" where nobody holds a block
-// of the prompt, "overlap" where nobody holds more than the chosen, else "load".
+// of the prompt, "overlap" where nobody holds more than the chosen, or only candidates
+// of equal cost do and by no more than a block (the indexes count in different blocks),
+// else "load".
 func why(rows []row, best int) string {
 	b := &rows[best]
-	most, evict := 0.0, false
+	near := nearest(rows)
+	cold, more, evict := true, false, false
 	for i := range rows {
 		w := &rows[i]
 		if w.skip != "" {
 			continue
 		}
-		most = max(most, w.tokens)
+		cold = cold && w.tokens == 0
+		if w.tokens > b.tokens {
+			block := float64(max(w.rank.blockSize(), b.rank.blockSize()))
+			more = more || b.tokens == 0 || w.total > near || w.tokens-b.tokens > block
+		}
 		evict = evict || w.total-w.terms.evict+tieSeconds < b.total-b.terms.evict
 	}
 	switch {
 	case evict:
 		return "evict"
-	case most == 0:
+	case cold:
 		return "cold"
-	case b.tokens >= most:
+	case !more:
 		return "overlap"
 	}
 	return "load"
