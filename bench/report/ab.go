@@ -67,6 +67,8 @@ type Arm struct {
 	States   map[string]int     `json:"speculation"` // X-Warmroute-Speculation of the responses
 	Counters map[string]float64 `json:"counters"`    // Σ over blocks
 	Duration Micros             `json:"duration_us"`
+
+	ttft *Summary // what the lag is measured against
 }
 
 // Result is what an A/B run says.
@@ -236,7 +238,7 @@ func (x *AB) arm(treatment bool) Arm {
 		}
 	}
 	out.Tokens, out.First, out.Later = sumTokens(all, nil), sumTokens(all, first), sumTokens(all, later)
-	out.Lag = summarise(values(all, lag, nil))
+	out.Lag, out.ttft = summarise(values(all, lag, nil)), summarise(values(all, ttft, nil))
 	return out
 }
 

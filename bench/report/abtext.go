@@ -26,6 +26,7 @@ func (x *AB) WriteText(w io.Writer) error {
 	x.estimates(&b)
 	x.pairTable(&b)
 	x.costs(&b)
+	x.lateness(&b)
 	b.WriteString("\nratio = B / A, exp of the mean log ratio over pairs; 95 % t-interval over pairs, for the headline (*) the wider\n" +
 		"of that and a bootstrap over blocks and conversations. Only the headline was fixed in advance: read the\n" +
 		"other rows as hints. Percentiles are type 7. Failed turns end their conversation and are in no latency.\n")
@@ -169,6 +170,21 @@ func (x *AB) costs(b *strings.Builder) {
 	if !x.AA {
 		x.speculation(b)
 	}
+}
+
+// lateness warns where the generator was late in an arm.
+func (x *AB) lateness(b *strings.Builder) {
+	a, t := &x.Result.A, &x.Result.B
+	if !late(a.Lag, a.ttft) && !late(t.Lag, t.ttft) {
+		return
+	}
+	arm := func(s *Arm) string {
+		if s.Lag == nil || s.ttft == nil {
+			return "–"
+		}
+		return fmt.Sprintf("%s ms against TTFT p50 %s ms", ms(s.Lag.P99), ms(s.ttft.P50))
+	}
+	fmt.Fprintf(b, "\nthe client was late: lag p99 A %s, B %s; its machine is too busy for these numbers\n", arm(a), arm(t))
 }
 
 func (x *AB) speculation(b *strings.Builder) {

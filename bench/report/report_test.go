@@ -182,7 +182,7 @@ func sampleAB(c *script.Cmd) *AB {
 					} else {
 						b.Counters = map[string]float64{`warmroute_prefill_tokens_total{kind="sent"}`: 0}
 					}
-				case "failures", "nousage":
+				case "failures", "nousage", "late":
 					if treated {
 						vary(r, []string{a})
 					}

@@ -166,7 +166,7 @@ func (r *Run) notes(b *strings.Builder) {
 	if r.ClockErrors > 0 {
 		fmt.Fprintf(b, "%d turns are left out: the clock went back while they ran\n", r.ClockErrors)
 	}
-	if r.Lag != nil && r.AggregateTTFT != nil && (r.Lag.P99 > Micros(10*time.Millisecond) || r.Lag.P99 > r.AggregateTTFT.P50/10) {
+	if late(r.Lag, r.AggregateTTFT) {
 		fmt.Fprintf(b, "the client was late: lag p99 %s ms against TTFT p50 %s ms; its machine is too busy for these numbers\n", ms(r.Lag.P99), ms(r.AggregateTTFT.P50))
 	}
 	if r.GapsLeftOut > 0 {
@@ -190,6 +190,12 @@ func (r *Run) notes(b *strings.Builder) {
 	if u := r.Successful - r.Tokens.Usage; u > 0 {
 		fmt.Fprintf(b, "%d answers said no usage: their output tokens are counted as chunks\n", u)
 	}
+}
+
+// late tells whether the client sent so much later than due that its machine, not the
+// endpoint, may have made the numbers.
+func late(lag, ttft *Summary) bool {
+	return lag != nil && ttft != nil && (lag.P99 > Micros(10*time.Millisecond) || lag.P99 > ttft.P50/10)
 }
 
 func ms(m Micros) string {
