@@ -573,6 +573,36 @@ func TestFleet_BothPersonalities(t *testing.T) {
 	}
 }
 
+// TestFleet_AdvertisedEventsWithExternalNATS: beside relays that share their state over
+// an external server only configured events are read here.
+func TestFleet_AdvertisedEventsWithExternalNATS(t *testing.T) {
+	s := startSim(t, sim.Config{Like: sim.SGLang, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0",
+		Engine: sim.EngineConfig{BlockSize: 16, SpeedUp: 1000}})
+	open := func(cfg events.BusConfig) *events.Bus {
+		bus, err := events.OpenBus(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(bus.Close)
+		return bus
+	}
+	server := open(events.BusConfig{Listen: "127.0.0.1:0"})
+	bus := open(events.BusConfig{URL: "nats://" + server.Addr()})
+	f, logs := startFleet(t, FleetConfig{Bus: bus, Prefix: "warmroute", Cluster: "default", Workers: []WorkerConfig{
+		{ID: "advertised", URL: s.URL()},
+		{ID: "explicit", URL: strings.Replace(s.URL(), "127.0.0.1", "localhost", 1), Events: s.EventsEndpoint(0), Replay: s.ReplayEndpoint(0)},
+	}})
+	eventually(t, "configured events are read", func() bool { return strings.Contains(logs.String(), `"reading KV events" worker=explicit`) })
+	eventually(t, "both are healthy", func() bool { s := f.Status(); return s[0].Healthy && s[1].Healthy })
+	w := f.Worker("advertised")
+	if cfg := w.relayConfig(w.known()); cfg.Events != "" || strings.Contains(logs.String(), `"reading KV events" worker=advertised`) {
+		t.Errorf("a relay of %q would shadow a shared one:\n%s", cfg.Events, logs)
+	}
+	if reason := f.Status()[0].Feeds[0].Reason; !strings.Contains(reason, "warmroute relay") {
+		t.Errorf("reason %q", reason)
+	}
+}
+
 func TestConfig_ValidateNamesTheKey(t *testing.T) {
 	f := func(cfg WorkerConfig, want string) {
 		t.Helper()

@@ -36,7 +36,7 @@ type facts struct {
 	ranks          int
 	health         string // path of the health check
 
-	advert *kvAdvert // SGLang: where it publishes its KV events
+	advert *kvAdvert // SGLang: where it publishes its KV events; nil with an external NATS server
 	flags  []string  // what to change at the engine, and why
 }
 
@@ -250,7 +250,10 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 		}
 		f.version, f.health = info.Version, path
 		f.capacityTokens, f.maxNumSeqs = info.MaxTotalNumTokens, info.MaxRunning
-		f.blockSize, f.ranks, f.advert = info.PageSize, info.DPSize, info.KVEvents
+		f.blockSize, f.ranks = info.PageSize, info.DPSize
+		if b := w.f.cfg.Bus; b == nil || b.External() == nil {
+			f.advert = info.KVEvents
+		}
 		if info.DisableRadix {
 			f.flags = append(f.flags, "the radix cache is off, so nothing is reused: start SGLang without --disable-radix-cache")
 		}

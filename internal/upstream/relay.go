@@ -10,7 +10,9 @@ import (
 
 // runRelay keeps an in-process relay beside a worker whose KV events this proxy reads
 // itself: where events is configured, or where SGLang tells its endpoint. The relay feeds
-// only this proxy, through the embedded server.
+// only this proxy, through the embedded server. With an external NATS server only a
+// configured one is read: relays that all proxies share announce the others, and a relay
+// here, which attaches later than they did, would shadow them.
 func (w *Worker) runRelay(ctx context.Context) {
 	if w.f.cfg.Bus == nil || w.announced {
 		return // an announced worker has a relay elsewhere: it announced it
