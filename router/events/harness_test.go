@@ -57,6 +57,7 @@ func inBackground(t *testing.T, f func(context.Context) error) (stop func()) {
 type engine struct {
 	t      *testing.T
 	pub    *kvwire.Publisher
+	exit   func() // ends the process
 	layout kvwire.Layout
 	rng    *rand.Rand
 	salt   uint64 // of the engine's own hashes
@@ -78,8 +79,7 @@ func newEngine(t *testing.T, cfg kvwire.PublisherConfig) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inBackground(t, pub.Run)
-	e := &engine{t: t, pub: pub, layout: kvwire.LayoutVLLM024, rng: rand.New(rand.NewPCG(1, 2))}
+	e := &engine{t: t, pub: pub, exit: inBackground(t, pub.Run), layout: kvwire.LayoutVLLM024, rng: rand.New(rand.NewPCG(1, 2))}
 	e.reset()
 	return e
 }

@@ -257,7 +257,7 @@ func (r *Relay) fitMessages() {
 func (r *Relay) warnSilent() {
 	for _, s := range r.streams {
 		s.mu.Lock()
-		silent := s.mu.last.Payload == nil
+		silent := s.mu.last.Payload == nil && (s.mu.link == "" || !s.mu.connected)
 		_, reason := s.coverageLocked()
 		s.mu.Unlock()
 		if silent && reason != "" {

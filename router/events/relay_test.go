@@ -216,6 +216,24 @@ func TestRelay_SaysThatEventsAreOff(t *testing.T) {
 	})
 }
 
+func TestRelay_SaysThatTheSocketIsGone(t *testing.T) {
+	t.Parallel()
+	var log logBuffer
+	e := newEngine(t, kvwire.PublisherConfig{})
+	r := newRig(t, rigConfig{})
+	r.relay(e, r.bus.Local(), func(c *RelayConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	e.subscribed()
+	e.store(tokens(0, 3))
+	r.converges(5*time.Second, w1, FeedComplete, e.truth)
+	e.exit()
+	const gone = "the engine's event socket is gone, reconnecting"
+	eventually(t, 5*time.Second, "reason in the status", func() bool { return strings.Contains(r.status(w1).Reason, gone) })
+	eventually(t, 5*time.Second, "and in the log", func() bool { return strings.Contains(log.String(), gone) })
+	if reason := r.status(w1).Reason; strings.Contains(reason, "KV events off?") || strings.Contains(log.String(), "KV events off?") {
+		t.Errorf("a flag mends nothing here: %s\n%s", reason, log.String())
+	}
+}
+
 func TestRelay_BindsForEnginesThatDial(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigConfig{})

@@ -24,16 +24,17 @@ type socket struct {
 	first     bool            // no message since a connection that proves nothing
 	streams   map[int]*stream // the ranks whose events arrive here
 	tagged    int             // the rank that batches name where one is configured; -1 unknown
+	connected bool            // the engine has been reached, now or before
 	warnedFor string          // the last reason of Disconnected that was logged
 }
 
 // Connected implements kvwire.Handler.
 func (k *socket) Connected(continues bool) {
 	k.log.Info("connected to the engine's KV events", "continues", continues)
-	k.warnedFor = ""
+	k.connected, k.warnedFor = true, ""
 	k.first = !continues
 	k.each(func(s *stream) {
-		s.mu.link = ""
+		s.mu.link, s.mu.connected = "", true
 		s.connectedLocked(continues)
 	})
 }
@@ -94,11 +95,16 @@ func (k *socket) Disconnected(err error) {
 		text = err.Error()
 	}
 	k.each(func(s *stream) { s.mu.link = text })
-	if text != k.warnedFor {
-		k.warnedFor = text
-		k.log.Warn("KV events off? the engine's event socket is not connected", "err", text,
-			"fix", "start the engine with "+eventsFlag(k.relay.engine()))
+	if text == k.warnedFor {
+		return
 	}
+	k.warnedFor = text
+	if k.connected { // it does publish: a flag mends nothing
+		k.log.Warn("the engine's event socket is gone, reconnecting", "err", text)
+		return
+	}
+	k.log.Warn("KV events off? the engine's event socket is not connected", "err", text,
+		"fix", "start the engine with "+eventsFlag(k.relay.engine()))
 }
 
 // Message implements kvwire.Handler.
@@ -187,7 +193,7 @@ func (k *socket) streamOf(rank int) *stream {
 	})
 	s.set(func(s *stream) {
 		s.mu.shared, s.mu.resume = true, nil
-		s.mu.link, s.mu.lack, s.mu.lost = "", why, lost
+		s.mu.link, s.mu.connected, s.mu.lack, s.mu.lost = "", true, why, lost
 	})
 	return s
 }

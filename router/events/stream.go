@@ -50,6 +50,7 @@ type stream struct {
 		lack      lack
 		lost      uint64 // batches lost in this incarnation
 		link      string // why the engine is not connected; "" when it is
+		connected bool   // it is or has been
 		replayErr string
 		engine    string // its kind, for the flag to name
 		feeder    *socket
@@ -269,7 +270,10 @@ func (s *stream) coverageLocked() (Coverage, string) {
 // reasonLocked says what keeps the rank from being complete and which flag mends it.
 func (s *stream) reasonLocked() string {
 	const setReplay = `set "replay_endpoint" in the engine's --kv-events-config and replay: of the worker, or give the relay a state_dir`
-	if s.mu.link != "" {
+	switch {
+	case s.mu.link != "" && s.mu.connected:
+		return fmt.Sprintf("%s: the engine's event socket is gone, reconnecting: %s", s.endpoint(), s.mu.link)
+	case s.mu.link != "":
 		return fmt.Sprintf("%s: %s; KV events off? start the engine with %s", s.endpoint(), s.mu.link, eventsFlag(s.mu.engine))
 	}
 	switch s.mu.lack {
