@@ -142,19 +142,24 @@ func (s *sequence) settle(r *rig, rank kv.WorkerRank, seed uint64) {
 		s.converge(r, rank, seed, FeedComplete)
 		return
 	}
-	extra := 0
-	eventually(r.t, 10*time.Second, fmt.Sprintf("seed %d: partial, and no credit that the engine does not give (%d)", seed, extra), func() bool {
-		if r.status(rank).State != FeedPartial {
-			return false
-		}
-		extra = 0
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		extra := 0
 		for h := range r.held(rank) {
 			if s.truth[h] == 0 {
 				extra++
 			}
 		}
-		return extra == 0
-	})
+		if r.status(rank).State == FeedPartial && extra == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			k := s.relay.sockets[0]
+			r.t.Fatalf("seed %d: %d blocks of credit that the engine does not give, feed %+v, want %s; relay %+v, translator %+v, subscriber %+v, publisher %+v",
+				seed, extra, r.status(rank), FeedPartial, s.relay.streams[0].info(), s.relay.streams[0].mu.tr.Stats(), k.sub.Stats(), s.pub.Stats())
+		}
+		<-time.After(time.Millisecond)
+	}
 	s.clear() // from here on all is known
 	s.publish(s.storing()...)
 	s.converge(r, rank, seed, FeedComplete)

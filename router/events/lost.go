@@ -11,7 +11,8 @@ import (
 // removed. What the blocks are stays known, so that their children can still be hashed,
 // and a child that is stored on the GPU proves that its ancestors are there: the
 // request that computed it holds them. Blocks of an earlier loss that nothing proved
-// are forgotten, which bounds what is kept to twice the engine's blocks.
+// are forgotten, which bounds what is kept to twice the engine's blocks; so are blocks
+// whose parent is unknown, since their removal may be among what was lost.
 func (t *Translator) Lost() []kv.Event {
 	t.begin()
 	t.stats.Lost++
@@ -23,6 +24,7 @@ func (t *Translator) Lost() []kv.Event {
 		n.suspect, n.refs = true, refs{}
 		t.nodes[h] = n
 	}
+	t.orphans.init()
 	clear(t.held)
 	t.stats.Held = [kv.Tiers]int{}
 	t.emit(kv.EventCleared, 0, false, 0)
@@ -35,7 +37,6 @@ func (t *Translator) Restarted() []kv.Event {
 	last := cmp.Or(t.blockSize, t.lastSize)
 	t.relearn()
 	t.lastSize = last
-	t.orphans.init()
 	t.stats.orphansLost = false
 	return t.Lost()
 }

@@ -525,3 +525,18 @@ func FuzzTranslator(f *testing.F) {
 		}
 	})
 }
+
+// TestTranslator_OrphansOfBeforeALossEarnNothing: an orphan's removal may be among the
+// events that were lost, so the return of its parent proves nothing about it.
+func TestTranslator_OrphansOfBeforeALossEarnNothing(t *testing.T) {
+	toks := tokens(0, 3)
+	c := chain(base, toks)
+	r := newRun(t, TranslatorConfig{})
+	r.apply(store(0, tokens(90, 1), 90)) // teaches the block size
+	r.apply(store(1, toks[bs:2*bs], 2))
+	r.v.apply(t, r.tr.Lost())
+	r.apply(store(0, toks[:bs], 1))
+	r.want(kv.TierGPU, c[:1])
+	r.apply(store(1, toks[bs:], 2, 3)) // told again: now it is there
+	r.want(kv.TierGPU, c)
+}
