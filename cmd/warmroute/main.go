@@ -63,7 +63,7 @@ func run(args []string) int {
 
 // sameSignal is how long a repeated signal counts as the first: supervisors and terminals
 // often signal both a process and its group.
-const sameSignal = 500 * time.Millisecond
+const sameSignal = 20 * time.Millisecond
 
 // signalContext returns a context that the first SIGINT or SIGTERM cancels; a second
 // signal ends the process at once.

@@ -21,7 +21,7 @@ func (t *Translator) Lost() []kv.Event {
 			delete(t.nodes, h)
 			continue
 		}
-		n.suspect, n.refs = true, refs{}
+		n.suspect, n.proved, n.refs = true, false, refs{}
 		t.nodes[h] = n
 	}
 	t.orphans.init()
@@ -73,7 +73,7 @@ func (t *Translator) prove(h kvwire.EngineHash) {
 		if !ok || !n.suspect {
 			break
 		}
-		n.suspect = false
+		n.suspect, n.proved = false, true
 		n.refs = refsOf(kv.TierGPU)
 		t.nodes[h] = n
 		t.climb = append(t.climb, h)

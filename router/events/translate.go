@@ -71,6 +71,7 @@ type node struct {
 	hasParent bool
 	silent    bool // tracked for its children, never published: its adapter has no name
 	suspect   bool // known before events were lost; no credit until a child proves it
+	proved    bool // its GPU copy is known by a child, not by an event of its own
 }
 
 // TranslatorStats counts what a Translator has seen. Blocks, Held and Orphans are
@@ -364,9 +365,16 @@ func (t *Translator) add(h kvwire.EngineHash, n node) {
 		known = false
 	}
 	was := refs{}
+	n.proved = false
 	if known && !old.suspect {
 		was = old.refs
+		stored := n.refs[kv.TierGPU]
 		n.refs.add(was)
+		if old.proved && stored > 0 {
+			// It may be the copy that the child proved: told twice, it would outlive its removal.
+			n.refs[kv.TierGPU] = max(stored, was[kv.TierGPU])
+		}
+		n.proved = old.proved && stored == 0
 	}
 	n.suspect = false
 	t.nodes[h] = n

@@ -540,3 +540,19 @@ func TestTranslator_OrphansOfBeforeALossEarnNothing(t *testing.T) {
 	r.apply(store(1, toks[bs:], 2, 3)) // told again: now it is there
 	r.want(kv.TierGPU, c)
 }
+
+// TestTranslator_ProvedAndStoredIsOneCopy: after a loss a child that comes before its
+// parent proves the parent, whose own event then tells of the same copy.
+func TestTranslator_ProvedAndStoredIsOneCopy(t *testing.T) {
+	toks := tokens(0, 3)
+	c := chain(base, toks)
+	r := newRun(t, TranslatorConfig{})
+	r.apply(store(0, toks[:2*bs], 1, 2))
+	r.v.apply(t, r.tr.Lost()) // the removal of 2 is among what was lost
+	r.apply(store(2, toks[2*bs:], 3))
+	r.want(kv.TierGPU, c)
+	r.apply(store(1, toks[bs:2*bs], 2))
+	r.want(kv.TierGPU, c)
+	r.apply(remove(kv.TierGPU, 3), remove(kv.TierGPU, 2))
+	r.want(kv.TierGPU, c[:1])
+}
