@@ -350,10 +350,12 @@ func TestFC80_WhateverTheWorkerAnswers(t *testing.T) {
 				seen = append(seen, c.turn(say{User: someText(fmt.Sprint("u", i), 400), Reasoning: someText("t", 30), Reply: someText(fmt.Sprint("r", i), 800), Output: 20}))
 				time.Sleep(40 * time.Second)
 			}
+			g.close()
+			g.mu.Lock()
+			defer g.mu.Unlock()
 			if most > 1 || mode == ModeOn && most == 0 {
 				t.Errorf("%d warm-ups of one conversation at a time", most)
 			}
-			g.close()
 		})
 		return seen
 	}
