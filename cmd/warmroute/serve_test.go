@@ -292,3 +292,30 @@ func TestServe_WarmsTheNextTurn(t *testing.T) {
 		t.Errorf("second turn: state %q, %d of %d prompt tokens cached; %s", state, cached, prompt, text(t, s.admin+"/debug/prefill"))
 	}
 }
+
+// TestStartSimulated_GivesPortsBack: when one worker's port is taken, those of the workers
+// before it are free again, so that nothing listens there without an answer.
+func TestStartSimulated_GivesPortsBack(t *testing.T) {
+	for range 20 { // another process may take a neighbouring port first
+		taken, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := taken.Addr().(*net.TCPAddr).Port - 1 // of the first worker; the second meets taken
+		_, err = startSimulated(2, ports{http: port})
+		taken.Close()
+		if err == nil {
+			t.Fatal("two workers were bound although one port is taken")
+		}
+		if !strings.Contains(err.Error(), "worker 2") {
+			continue
+		}
+		again, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			t.Fatalf("the first worker's port is still held: %v", err)
+		}
+		again.Close()
+		return
+	}
+	t.Fatal("no free pair of ports in 20 tries")
+}

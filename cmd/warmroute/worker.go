@@ -138,11 +138,19 @@ func startSimulated(n int, first ports) (*simulated, error) {
 			Seed:   uint64(i + 1),
 		})
 		if err != nil {
+			s.release()
 			return nil, fmt.Errorf("simulated worker %d: %w", i+1, err)
 		}
 		s.add(server)
 	}
 	return s, nil
+}
+
+// release gives back the ports of workers that will not be served.
+func (s *simulated) release() {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = s.run(ended) // it only closes what was bound
 }
 
 // add takes a bound worker into the fleet.
