@@ -25,7 +25,7 @@ demo: ## speculative prefill on against off, without a GPU (two minutes)
 
 .PHONY: test
 test: ## all tests (at most 5 minutes)
-	$(GO) test $(PKG)
+	$(GO) test -timeout 5m $(PKG)
 
 .PHONY: check
 check: fmt vet staticcheck test ## what CI runs, without the race detector
@@ -44,7 +44,7 @@ staticcheck: ## staticcheck at the version of go.mod
 
 .PHONY: race
 race: ## the concurrent packages under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -short $(CONCURRENT)
+	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $(CONCURRENT)
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZ_TIME (30s)

@@ -97,7 +97,7 @@ func TestDisconnect_EndsTheWorkersSide(t *testing.T) {
 					if m.pipelined {
 						_, _ = io.WriteString(c, request(pathChat, "", plainBody))
 					}
-					<-seen
+					receive(t, seen)
 					if m.midway {
 						if _, err := c.Read(make([]byte, 1)); err != nil {
 							t.Fatal(err)
@@ -160,7 +160,7 @@ func TestDisconnect_ClientThatStopsReading(t *testing.T) {
 		c := r.dial()
 		_ = rawTCP(c).SetReadBuffer(4 << 10)
 		_, _ = io.WriteString(c, request(pathChat, "", streamBody))
-		<-started
+		receive(t, started)
 		from := time.Now()
 		limit := 3 * time.Second
 		if !stall {
@@ -242,7 +242,7 @@ func TestFC07_EventsAreNotHeldBack(t *testing.T) {
 		c.write("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + encoding + "Transfer-Encoding: chunked\r\n\r\n")
 		for range 10 {
 			c.chunk(delta("a"))
-			<-goOn
+			await(goOn)
 		}
 		c.end()
 		return true
@@ -263,7 +263,7 @@ func TestFC07_EventsAreNotHeldBack(t *testing.T) {
 			}
 			goOn <- struct{}{}
 		}
-		if a := <-accepted; a != "identity" {
+		if a := receive(t, accepted); a != "identity" {
 			t.Errorf("the worker was asked for encoding %q", a)
 		}
 		_ = c.Close()

@@ -59,7 +59,7 @@ func TestRetry_AnotherWorkerBeforeTheFirstByte(t *testing.T) {
 		n := len(asked)
 		var names []string
 		for range n {
-			names = append(names, <-asked)
+			names = append(names, receive(t, asked))
 		}
 		if resp.StatusCode != status || n != workers {
 			t.Errorf("%s: status %d from %v, want %d from %d workers: %s", how, resp.StatusCode, names, status, workers, body)
@@ -84,7 +84,7 @@ func TestRetry_AnotherWorkerBeforeTheFirstByte(t *testing.T) {
 	f("429", 429, 1)
 	sick.Store("429")
 	resp, _ := r.post("", plainBody)
-	<-asked
+	receive(t, asked)
 	if resp.Header.Get("Retry-After") != "7" {
 		t.Errorf("429 lost its Retry-After: %v", resp.Header)
 	}
@@ -279,7 +279,7 @@ func TestErrors_Saturated(t *testing.T) {
 	started := make(chan struct{}, 2)
 	w := startWorker(t, func(c *call) bool {
 		started <- struct{}{}
-		<-goOn
+		await(goOn)
 		return echo(c)
 	})
 	r := newRig(t, setup{router: router.Config{MaxInflight: 2}}, w)
@@ -287,7 +287,7 @@ func TestErrors_Saturated(t *testing.T) {
 	for range 2 {
 		c := r.dial()
 		_, _ = io.WriteString(c, request(pathChat, "", plainBody))
-		<-started
+		receive(t, started)
 		busy = append(busy, c)
 	}
 	resp, body := r.post("", plainBody)
@@ -319,7 +319,7 @@ func TestFC69_DrainingFinishesStreams(t *testing.T) {
 		w := startWorker(t, func(c *call) bool {
 			c.sse()
 			c.chunk(delta("a"))
-			<-goOn
+			await(goOn)
 			c.chunk(finish + doneEnd)
 			c.end()
 			return true

@@ -71,7 +71,7 @@ func TestFC23_UsageIsAskedForAndCutOut(t *testing.T) {
 		{`{"stream_options":{"include_usage": true,"continuous_usage_stats":true},` + rest, `{"stream_options":{"include_usage": true,"continuous_usage_stats":true},` + rest, ""},
 	} {
 		_, got := r.post("", q.in)
-		if s := <-sent; s != q.upstream {
+		if s := receive(t, sent); s != q.upstream {
 			t.Errorf("the worker got %s\nwant %s", s, q.upstream)
 		}
 		if q.out != "" && got != q.out {
@@ -97,7 +97,7 @@ func TestFC09_HeadersOfBothSides(t *testing.T) {
 	resp, _ := r.post("Connection: x-drop, keep-alive\r\nX-Drop: 1\r\nTE: trailers\r\nProxy-Authorization: secret\r\nUpgrade: h2c\r\n"+
 		"X-Request-Id: abc\r\nX-Request-Id: def\r\nTraceparent: 00-1-2-03\r\nAuthorization: Bearer k\r\nUser-Agent: sdk/1\r\nX-Custom: a\r\nX-Custom: b\r\n"+
 		"X-Data-Parallel-Rank: 0\r\nX-Warmroute-Explain: 1\r\nCookie: c=d\r\nAccept: */*\r\n", plainBody)
-	h := <-got
+	h := receive(t, got)
 	want := map[string][]string{
 		"Host": {w.Addr().String()}, "Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(plainBody))},
 		"X-Request-Id": {"abc"}, "Traceparent": {"00-1-2-03"}, "Authorization": {"Bearer k"}, "User-Agent": {"sdk/1"},
@@ -135,7 +135,7 @@ func TestFC09_HeadersOfBothSides(t *testing.T) {
 	}
 	// Not asked for: no explanation. An unfit id is replaced.
 	resp, _ = r.post("X-Request-Id: a b\r\n", plainBody)
-	if h := <-got; h.Get("X-Request-Id") != resp.Header.Get("X-Request-Id") || len(h.Get("X-Request-Id")) != 32 {
+	if h := receive(t, got); h.Get("X-Request-Id") != resp.Header.Get("X-Request-Id") || len(h.Get("X-Request-Id")) != 32 {
 		t.Errorf("request ids: %q and %q", h.Get("X-Request-Id"), resp.Header.Get("X-Request-Id"))
 	}
 	if resp.Header.Get("X-Warmroute-Decision") != "" {
@@ -342,7 +342,7 @@ func TestFC06_CompressedRequestBodies(t *testing.T) {
 	if resp, body := r.post("Content-Encoding: gzip\r\n", zip(plainBody)); resp.StatusCode != 200 || body != plainBody {
 		t.Errorf("%v %q", resp.Status, body)
 	}
-	if c := <-got; c.Header.Get("Content-Encoding") != "" || string(c.body) != plainBody {
+	if c := receive(t, got); c.Header.Get("Content-Encoding") != "" || string(c.body) != plainBody {
 		t.Errorf("the worker got encoding %q", c.Header.Get("Content-Encoding"))
 	}
 	for _, q := range []struct {
@@ -459,7 +459,7 @@ func TestForward_AWorkersKeyStaysWithIt(t *testing.T) {
 	seen := map[string]bool{}
 	for range 50 {
 		resp, body := r.post("Authorization: Bearer client-secret\r\n", plainBody)
-		id, auth := resp.Header.Get("X-Warmroute-Worker"), <-got
+		id, auth := resp.Header.Get("X-Warmroute-Worker"), receive(t, got)
 		seen[id] = true
 		if want := map[string]string{"a": "Bearer worker-secret", "b": "Bearer client-secret"}[id]; auth != want {
 			t.Fatalf("worker %s got %q", id, auth)
@@ -489,7 +489,7 @@ func TestForward_StreamsHoldNoPrompt(t *testing.T) {
 		c.sse()
 		c.chunk(delta("a"))
 		started <- struct{}{}
-		<-goOn
+		await(goOn)
 		c.stream(doneEnd)
 		return false
 	})
@@ -508,7 +508,7 @@ func TestForward_StreamsHoldNoPrompt(t *testing.T) {
 		c := r.dial()
 		_, _ = io.WriteString(c, raw)
 		_, _ = c.Read(make([]byte, 1))
-		<-started
+		receive(t, started)
 		conns = append(conns, c)
 	}
 	deadline := time.Now().Add(5 * time.Second)
@@ -535,14 +535,14 @@ func TestForward_NamesTheRank(t *testing.T) {
 	seen := map[string]bool{}
 	for range 60 {
 		r.post("", plainBody)
-		seen[<-got] = true
+		seen[receive(t, got)] = true
 	}
 	if !seen["0"] || !seen["1"] || !seen["2"] || len(seen) != 3 {
 		t.Errorf("ranks %v", seen)
 	}
 	for range 5 {
 		r.post("X-Data-Parallel-Rank: 2\r\n", plainBody)
-		if rank := <-got; rank != "2" {
+		if rank := receive(t, got); rank != "2" {
 			t.Errorf("pinned to 2, sent to %s", rank)
 		}
 	}

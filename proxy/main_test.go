@@ -40,6 +40,26 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// receive returns what a scripted worker tells a test, which must come within ten seconds.
+func receive[T any](t testing.TB, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing came from the worker within 10 s")
+		panic("unreachable")
+	}
+}
+
+// await is how a scripted worker waits for its test, which may have failed meanwhile.
+func await(goOn <-chan struct{}) {
+	select {
+	case <-goOn:
+	case <-time.After(10 * time.Second):
+	}
+}
+
 // logBuffer collects log lines.
 type logBuffer struct {
 	mu sync.Mutex

@@ -27,7 +27,7 @@ type Fleet struct {
 	metrics *metrics
 	changed chan struct{} // 1: the set of workers changed
 
-	publishing sync.Mutex    // orders what the router is told
+	publishing sync.Mutex    // orders what the router is told; before mu and a worker's mu
 	turn       atomic.Uint32 // whose turn it is to tokenize
 
 	// What requests read without a lock: the workers by name, and the models that are
@@ -196,19 +196,6 @@ func (f *Fleet) publish() {
 		w.mu.Unlock()
 		f.cfg.Router.SetHealth(w.id, healthy, reason)
 	}
-}
-
-// setHealth tells the router of one worker, unless it has left.
-func (f *Fleet) setHealth(w *Worker) {
-	f.publishing.Lock()
-	defer f.publishing.Unlock()
-	if f.Worker(w.id) != w {
-		return
-	}
-	w.mu.Lock()
-	healthy, reason := w.mu.healthy, w.mu.reason
-	w.mu.Unlock()
-	f.cfg.Router.SetHealth(w.id, healthy, reason)
 }
 
 // Run probes the workers and runs their relays until ctx ends.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -203,6 +204,29 @@ func TestFleet_WorkerGoesAndComesBack(t *testing.T) {
 	}
 	if n := strings.Count(got, "worker is unreachable or unwell"); n != 1 {
 		t.Errorf("the outage is logged %d times", n)
+	}
+}
+
+// TestFleet_HealthyMeansRoutable: who sees a healthy worker, as a readiness check does,
+// may send a request at once, so the router must know first.
+func TestFleet_HealthyMeansRoutable(t *testing.T) {
+	w := lone(t, "http://127.0.0.1:1", Timeouts{})
+	w.f.publishing.Lock() // the router cannot be told now
+	told := make(chan struct{})
+	go func() { defer close(told); w.setHealth(true, "") }()
+	for from := time.Now(); time.Since(from) < 20*time.Millisecond; runtime.Gosched() {
+		if ready, _ := w.f.Ready(); ready {
+			t.Error("ready before the router knows")
+			break
+		}
+	}
+	w.f.publishing.Unlock()
+	<-told
+	if ready, _ := w.f.Ready(); !ready {
+		t.Error("not ready")
+	}
+	if s := w.f.cfg.Router.Status(); len(s) != 1 || !s[0].Healthy {
+		t.Errorf("the router says %+v", s)
 	}
 }
 

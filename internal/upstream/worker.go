@@ -222,25 +222,30 @@ func (w *Worker) isHealthy() bool {
 	return w.mu.healthy
 }
 
-// setHealth records a change, logs it once and tells the router.
+// setHealth tells the router of a change, records it and logs it once. The router hears of
+// it first: who reads that a worker is healthy may send it a request at once.
 func (w *Worker) setHealth(healthy bool, reason string) {
+	f := w.f
+	f.publishing.Lock()
 	w.mu.Lock()
 	changed := w.mu.healthy != healthy || w.mu.reason != reason
 	turned := w.mu.healthy != healthy || !healthy && w.mu.reason == reasonUnprobed
+	w.mu.Unlock()
+	if changed && f.Worker(w.id) == w { // else it has left
+		f.cfg.Router.SetHealth(w.id, healthy, reason)
+	}
+	w.mu.Lock()
 	w.mu.healthy, w.mu.reason = healthy, reason
 	w.mu.Unlock()
-	w.f.metrics.setHealthy(w.id, healthy)
-	if !changed {
-		return
-	}
-	w.f.setHealth(w)
+	f.publishing.Unlock()
+	f.metrics.setHealthy(w.id, healthy)
 	if !turned {
 		return
 	}
 	if healthy {
-		w.f.cfg.Logger.Info("worker is healthy", "worker", w.id, "url", w.base.url)
+		f.cfg.Logger.Info("worker is healthy", "worker", w.id, "url", w.base.url)
 	} else {
-		w.f.cfg.Logger.Warn("worker is unreachable or unwell: no requests go to it until a check succeeds",
+		f.cfg.Logger.Warn("worker is unreachable or unwell: no requests go to it until a check succeeds",
 			"worker", w.id, "url", w.base.url, "reason", reason)
 	}
 }
