@@ -56,8 +56,9 @@ fuzz: ## every fuzz target for FUZZ_TIME (30s)
 	done
 
 .PHONY: soak
-soak: ## the randomised tests at full size: 10,000 event sequences, 150 s without NATS, 60 s of kills
+soak: ## the randomised tests at full size: events, routing under faults, warm-ups, the verdict (hours)
 	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Soak|Random|Differential|NATSAway|Kill|FC46|FC60|Leak' ./router/... ./internal/testcluster
+	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Race|Load|FC81|AB_|Verdict|TenPercent' ./prefill ./bench/...
 
 .PHONY: real
 real: ## real request bodies, a real engine (llama-server from PyPI), separate processes
