@@ -84,8 +84,13 @@ func AppendSequenceHashes(dst []SequenceHash, tokens []uint32, blockSize int, se
 		return dst
 	}
 	h := First(HashBlock(tokens[:blockSize], nil, seed))
-	dst = append(dst, h)
-	for tokens = tokens[blockSize:]; len(tokens) >= blockSize; tokens = tokens[blockSize:] {
+	return extendChain(append(dst, h), h, tokens[blockSize:], blockSize, seed)
+}
+
+// extendChain appends the sequence hashes of the whole blocks of tokens, which follow the
+// prefix h.
+func extendChain(dst []SequenceHash, h SequenceHash, tokens []uint32, blockSize int, seed uint64) []SequenceHash {
+	for ; len(tokens) >= blockSize; tokens = tokens[blockSize:] {
 		h = h.Next(HashBlock(tokens[:blockSize], nil, seed))
 		dst = append(dst, h)
 	}

@@ -3,6 +3,7 @@ package kv
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -126,6 +127,30 @@ func TestPrompt_ChainIsHashedOncePerBlockSize(t *testing.T) {
 		if got := p.Chain(size); got != nil {
 			t.Errorf("chain of %d = %v, want nil", size, got)
 		}
+	}
+}
+
+// TestChains_GoOnFromACommonPrefix: a prompt that takes over the chains of one that begins
+// alike has the hashes that it would have alone, for every split and block size.
+func TestChains_GoOnFromACommonPrefix(t *testing.T) {
+	old := Prompt{Tokens: tokenRange(0, 200), Chains: new(Chains)}
+	for _, size := range []int{16, 64} {
+		old.Chain(size)
+	}
+	for common := 0; common <= 200; common += 7 {
+		tokens := append(tokenRange(0, common), tokenRange(900, 150)...)
+		next := Prompt{Tokens: tokens, Chains: old.Chains.Prefix(common)}
+		for _, size := range []int{16, 32, 64} {
+			if got, want := next.Chain(size), AppendSequenceHashes(nil, tokens, size, BaseSeed); !slices.Equal(got, want) {
+				t.Fatalf("%d tokens in common, blocks of %d: %x, want %x", common, size, got, want)
+			}
+		}
+		if got, want := next.Chains.Bytes(), int64(8*(len(tokens)/16+len(tokens)/32+len(tokens)/64)); got != want {
+			t.Errorf("%d bytes, want %d", got, want)
+		}
+	}
+	if got := old.Chain(16); !slices.Equal(got, AppendSequenceHashes(nil, old.Tokens, 16, BaseSeed)) {
+		t.Error("the old prompt's hashes changed")
 	}
 }
 

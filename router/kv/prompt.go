@@ -1,5 +1,10 @@
 package kv
 
+import (
+	"slices"
+	"sync"
+)
+
 // Source says where the identity of a prompt came from, best first.
 type Source uint8
 
@@ -56,12 +61,66 @@ type Prompt struct {
 	// BytesPerToken converts a matched length of text to tokens.
 	BytesPerToken float64
 
-	chains []promptChain
+	// Chains may be shared with prompts that begin alike; nil makes the prompt its own.
+	Chains *Chains
 }
 
-type promptChain struct {
+// Chains are the sequence hashes of one token sequence by block size, each hashed when it
+// is first asked for. A sequence that begins like another takes over what is known of
+// that one. Safe for concurrent use.
+type Chains struct {
+	mu   sync.Mutex
+	list []chain
+}
+
+type chain struct {
 	blockSize int
 	hashes    []SequenceHash
+}
+
+// Prefix returns new Chains that know what c knows of the first tokens tokens.
+func (c *Chains) Prefix(tokens int) *Chains {
+	out := new(Chains)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.list {
+		if n := min(tokens/k.blockSize, len(k.hashes)); n > 0 {
+			out.list = append(out.list, chain{k.blockSize, k.hashes[:n:n]})
+		}
+	}
+	return out
+}
+
+// Bytes is the memory that the hashes take, as if none were shared.
+func (c *Chains) Bytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, k := range c.list {
+		n += 8 * cap(k.hashes)
+	}
+	return int64(n)
+}
+
+func (c *Chains) of(tokens []uint32, blockSize int, seed uint64) []SequenceHash {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := slices.IndexFunc(c.list, func(k chain) bool { return k.blockSize == blockSize })
+	if at < 0 {
+		at = len(c.list)
+		c.list = append(c.list, chain{blockSize: blockSize})
+	}
+	k := &c.list[at]
+	whole := len(tokens) / blockSize
+	switch known := len(k.hashes); {
+	case known >= whole:
+	case known == 0:
+		k.hashes = AppendSequenceHashes(make([]SequenceHash, 0, whole), tokens, blockSize, seed)
+	default:
+		grown := append(make([]SequenceHash, 0, whole), k.hashes...)
+		k.hashes = extendChain(grown, k.hashes[known-1], tokens[known*blockSize:], blockSize, seed)
+	}
+	return k.hashes[:whole:whole]
 }
 
 // Exact tells whether the prompt's tokens are known.
@@ -74,14 +133,10 @@ func (p *Prompt) Chain(blockSize int) []SequenceHash {
 	if blockSize <= 0 || len(p.Tokens) < blockSize {
 		return nil
 	}
-	for _, c := range p.chains {
-		if c.blockSize == blockSize {
-			return c.hashes
-		}
+	if p.Chains == nil {
+		p.Chains = new(Chains)
 	}
-	hashes := AppendSequenceHashes(make([]SequenceHash, 0, len(p.Tokens)/blockSize), p.Tokens, blockSize, p.Namespace.Seed())
-	p.chains = append(p.chains, promptChain{blockSize, hashes})
-	return hashes
+	return p.Chains.of(p.Tokens, blockSize, p.Namespace.Seed())
 }
 
 // TextTokens returns the tokens that the first blocks text blocks stand for, at most
