@@ -102,6 +102,11 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	return t
 }
 
+// ValidHint tells whether the header's value can be read; nothing is a valid value.
+func ValidHint(value string) bool {
+	return strings.TrimSpace(value) == "" || hinted(value) != ""
+}
+
 // hinted reads the header; "" where it says nothing.
 func hinted(value string) Mode {
 	switch strings.ToLower(strings.TrimSpace(value)) {

@@ -102,6 +102,11 @@ func faultRequest(err error) *fault {
 	return f
 }
 
+func faultHint(value string) *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "invalid_header", param: headerSpeculative,
+		message: fmt.Sprintf("header %s: %q is none of true, false, auto", headerSpeculative, clip(value))}
+}
+
 func faultTooLarge(limit int) *fault {
 	return &fault{status: 413, typ: typeInvalid, code: "request_too_large", closeConn: true,
 		message: fmt.Sprintf("the request body is larger than the limit of %d bytes (--max-body)", limit)}

@@ -232,6 +232,7 @@ func TestErrors_EveryFaultIsReadable(t *testing.T) {
 		{"models method", request(pathModels, "", "{}"), 405, typeInvalid, "method_not_allowed", "", "GET"},
 		{"one model", "GET /v1/models/nope HTTP/1.1\r\nHost: x\r\n\r\n", 404, typeInvalid, "model_not_found", "model", "nope"},
 		{"first byte", chat(`{"model":"m","messages":[{"role":"user","content":"hang"}]}`), 504, typeTimeout, "first_byte_timeout", "", "first_byte_timeout of 100ms"},
+		{"hint", request(pathChat, "X-Speculative-Prefill: banana\r\n", plainBody), 400, typeInvalid, "invalid_header", headerSpeculative, "true, false, auto"},
 		{"nonsense", "HELLO\r\n\r\n", 400, typeInvalid, "invalid_request", "", "malformed HTTP"},
 		{"headers that never end", "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n", 408, typeTimeout, "request_timeout", "", "in time"},
 	} {

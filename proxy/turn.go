@@ -84,14 +84,18 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string) 
 		t.fail(rc, fault)
 		return
 	}
+	hint := string(rc.Request.Header.Peek(headerSpeculative))
+	if !prefill.ValidHint(hint) {
+		t.fail(rc, faultHint(hint))
+		return
+	}
 	t.explain = string(rc.Request.Header.Peek(headerExplain)) == "1"
 	if c := clientConn(rc.Conn()); c != nil {
 		t.watch = startWatch(c, func() { t.cancel(errClientGone) })
 	}
 	ns := t.namespace()
 	t.warm = s.cfg.Prefill.Arrived(prefill.Arrival{
-		Request: t.req, Body: body, Namespace: ns, Key: tenant(&rc.Request.Header),
-		Hint: string(rc.Request.Header.Peek(headerSpeculative)),
+		Request: t.req, Body: body, Namespace: ns, Key: tenant(&rc.Request.Header), Hint: hint,
 	})
 	t.identify(body, ns)
 	if fault := t.send(rc, body); fault != nil {

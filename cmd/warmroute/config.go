@@ -217,11 +217,14 @@ func (c *config) validate() error {
 	default:
 		return fmt.Errorf("routing.mode (--mode): %q is none of kv, round-robin, random, least-loaded", c.Routing.Mode)
 	}
-	for _, m := range append(slices.Collect(maps.Values(c.Prefill.Models)), append(slices.Collect(maps.Values(c.Prefill.Keys)), c.Prefill.Mode)...) {
-		switch m {
-		case "off", "on", "auto":
-		default:
-			return fmt.Errorf("speculative_prefill (--speculative-prefill): %q is none of off, on, auto", m)
+	if err := validWarming("speculative_prefill.mode (--speculative-prefill)", c.Prefill.Mode); err != nil {
+		return err
+	}
+	for name, list := range map[string]map[string]string{"models": c.Prefill.Models, "keys": c.Prefill.Keys} {
+		for _, key := range slices.Sorted(maps.Keys(list)) {
+			if err := validWarming("speculative_prefill."+name+"."+key, list[key]); err != nil {
+				return err
+			}
 		}
 	}
 	for key := range c.Prefill.Keys {
@@ -257,6 +260,14 @@ func (c *config) validate() error {
 		return errors.New("no workers: give --worker URL, workers: in the file, --allow-announced with --nats, or --simulate 2 to try it without a GPU")
 	}
 	return c.Log.validate()
+}
+
+func validWarming(setting, mode string) error {
+	switch mode {
+	case "off", "on", "auto":
+		return nil
+	}
+	return fmt.Errorf("%s: %q is none of off, on, auto", setting, mode)
 }
 
 // loadConfig merges defaults, file, environment and flags.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 	"github.com/spf13/pflag"
 )
 
@@ -228,7 +230,7 @@ func (s *size) Set(v string) error {
 }
 
 // UnmarshalYAML reads the form of Set.
-func (s *size) UnmarshalYAML(b []byte) error { return unmarshalText(b, s.Set) }
+func (s *size) UnmarshalYAML(n ast.Node) error { return unmarshalText(n, s.Set) }
 
 // duration is a time span, written like 10s.
 type duration time.Duration
@@ -247,14 +249,21 @@ func (d *duration) Set(v string) error {
 }
 
 // UnmarshalYAML reads the form of Set.
-func (d *duration) UnmarshalYAML(b []byte) error { return unmarshalText(b, d.Set) }
+func (d *duration) UnmarshalYAML(n ast.Node) error { return unmarshalText(n, d.Set) }
 
-func unmarshalText(b []byte, set func(string) error) error {
+// unmarshalText sets a scalar of the file; its errors name the key and the line.
+func unmarshalText(n ast.Node, set func(string) error) error {
 	var s string
-	if err := yaml.Unmarshal(b, &s); err != nil {
-		return err
+	err := yaml.NodeToValue(n, &s)
+	if err != nil {
+		err = errors.New("one value is expected here")
+	} else {
+		err = set(s)
 	}
-	return set(s)
+	if err != nil {
+		return fmt.Errorf("%s (line %d): %w", strings.TrimPrefix(n.GetPath(), "$."), n.GetToken().Position.Line, err)
+	}
+	return nil
 }
 
 func (c *logConfig) validate() error {
