@@ -428,8 +428,8 @@ def flags():
 
 FAMILIES = {f.__name__: f for f in (qwen3, qwen3_5, llama3, llama2, deepseek_v3, gemma, gptoss, gpt4o, tekken,
                                     mistral_v3, phi3, flags)}
-# Where a family keeps its chat template: in tokenizer_config.json unless named here.
-OWN_FILE = {"qwen3_5": "chat_template.jinja", "gptoss": "chat_template.jinja", "tekken": "chat_template.json"}
+# Families with a chat_template.jinja; the others keep it in tokenizer_config.json.
+OWN_FILE = {"qwen3_5", "gptoss", "tekken"}
 
 
 def write(path, value, indent=None):
@@ -448,11 +448,8 @@ def make(family):
     if os.path.exists(template):
         with open(template, encoding="utf-8") as f:
             text = f.read()
-        kind = OWN_FILE.get(family)
-        if kind == "chat_template.jinja":
-            shutil.copyfile(template, os.path.join(out, kind))
-        elif kind == "chat_template.json":
-            write(os.path.join(out, kind), {"chat_template": text}, 2)
+        if family in OWN_FILE:
+            shutil.copyfile(template, os.path.join(out, "chat_template.jinja"))
         elif family == "mistral_v3":
             brief = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
             config["chat_template"] = [{"name": "default", "template": brief}, {"name": "tool_use", "template": text}]
