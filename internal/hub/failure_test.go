@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -218,6 +219,30 @@ func TestDir_RepeatsADownloadThatBreaksOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Only large files have a hash to check; the length of every file is known.
+func TestDir_RefusesASmallFileOfTheWrongLength(t *testing.T) {
+	timed(t, 0, func(w http.ResponseWriter, r *http.Request) bool {
+		wrong := strings.HasPrefix(r.URL.Path, "/api/resolve-cache/") && strings.HasSuffix(r.URL.Path, "/config.json")
+		if wrong {
+			w.Write([]byte("{"))
+		}
+		return wrong
+	}, func(_ time.Duration, err error, _ []string) {
+		wants(t, err, "config.json", "1 of ")
+	})
+}
+
+func TestDir_RefusesToLeaveHTTPS(t *testing.T) {
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	srv := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
+	defer srv.Close()
+	c := newFake().config(t, t.TempDir())
+	c.Endpoint, c.Client = srv.URL, srv.Client()
+	_, err := New(c).Dir(t.Context(), model, "")
+	wants(t, err, "redirects to an unusable address")
 }
 
 func TestDir_GivesUpOnAHubThatStalls(t *testing.T) {

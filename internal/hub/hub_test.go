@@ -112,6 +112,14 @@ func TestDir_TakesBranchesWithSlashesAndTags(t *testing.T) {
 	}
 }
 
+func TestDir_ACommitNeedsNoRef(t *testing.T) {
+	f, cache := newFake(), t.TempDir()
+	dir(t, New(f.config(t, cache)), commitA)
+	if _, err := os.Stat(filepath.Join(cache, "models--acme--tiny", "refs")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("refs: %v", err)
+	}
+}
+
 func TestDir_KeepsTheTokenFromOtherHosts(t *testing.T) {
 	f := newFake()
 	c := f.config(t, t.TempDir())
@@ -330,6 +338,16 @@ func TestDir_OnlineCompletesTheCacheOfAnEngine(t *testing.T) {
 	for _, r := range f.requests()[1:] {
 		if strings.HasSuffix(r, "/tokenizer.json") {
 			t.Errorf("a cached file was asked for: %s", r)
+		}
+	}
+	byCommit, snapshot2 := engineCache(t)
+	dir(t, New(f.config(t, byCommit)), commitA)
+	if !isFile(filepath.Join(snapshot2, "tokenizer_config.json")) {
+		t.Error("tokenizer_config.json of the commit was not fetched")
+	}
+	for _, r := range f.requests() {
+		if strings.HasPrefix(r, "HEAD") {
+			t.Errorf("a commit was looked up: %s", r)
 		}
 	}
 	if !isFile(filepath.Join(snapshot, "tokenizer_config.json")) {
