@@ -1,0 +1,5 @@
+package tokenizer
+
+// Config is what stands beside tokenizer.json.
+type Config struct {
+}

@@ -1,0 +1,155 @@
+package tokenizer
+
+import "unicode/utf8"
+
+const (
+	shortWord = 48   // symbols that mergeShort takes
+	window    = 1024 // bytes of a long word that are merged together
+)
+
+// model turns words into ids. A word is merged as a whole and on its own.
+type model struct {
+	vocab        *vocab
+	merges       *merges
+	cache        *wordCache
+	ignoreMerges bool     // a word that is a token is that token
+	whole        []uint64 // bit per id: merging the token's text gives that token
+	byteIDs      [256]int64
+	chars        *chars // nil for a byte-level model
+}
+
+// scratch is what one call needs beyond its output.
+type scratch struct {
+	ids     []uint32
+	merge   [shortWord]uint64
+	symbols []symbol
+	ahead   []symbol
+	heap    []uint64
+	text    []byte // normalized gap
+	spare   []byte
+	valid   []byte // gap made valid UTF-8
+	word    []byte
+}
+
+// keepScratch is the number of bytes of one buffer that outlive a call.
+const keepScratch = 1 << 20
+
+func (sc *scratch) trim() {
+	if cap(sc.symbols) > keepScratch/24 || cap(sc.ahead) > keepScratch/24 || cap(sc.heap) > keepScratch/8 {
+		sc.symbols, sc.ahead, sc.heap = nil, nil, nil
+	}
+	for _, b := range []*[]byte{&sc.text, &sc.spare, &sc.valid, &sc.word} {
+		if cap(*b) > keepScratch {
+			*b = nil
+		}
+	}
+}
+
+// word appends the ids of s[i:j].
+func (m *model) word(sc *scratch, dst []uint32, s []byte, i, j int) []uint32 {
+	if j-i > keyBytes {
+		return m.longer(sc, dst, s[i:j])
+	}
+	k := keyOf(s, i, j)
+	h := m.vocab.hash(k)
+	dst, ok := m.cache.get(dst, &k, h)
+	if ok {
+		return dst
+	}
+	n := len(dst)
+	dst = m.merged(sc, dst, s[i:j], h)
+	m.cache.put(&k, h, dst[n:])
+	return dst
+}
+
+// longer is word for a word that is too long for the cache.
+func (m *model) longer(sc *scratch, dst []uint32, word []byte) []uint32 {
+	var h uint64
+	if len(word) <= m.vocab.long {
+		h = m.vocab.hashBytes(word)
+	}
+	return m.merged(sc, dst, word, h)
+}
+
+// merged appends the ids of a word whose hash is h. The word of a character-level model
+// may hold spaces that stand for U+2581.
+func (m *model) merged(sc *scratch, dst []uint32, word []byte, h uint64) []uint32 {
+	if len(word) <= m.vocab.long {
+		token := word
+		if m.chars != nil && m.chars.spaceIsMeta {
+			token, h = m.meta(sc, word, h)
+		}
+		if id, ok := m.vocab.findHash(token, h); ok && (m.ignoreMerges || m.isWhole(id)) {
+			return append(dst, id)
+		}
+	}
+	if len(word) > shortWord {
+		return m.long(sc, dst, word)
+	}
+	ids := m.ids(sc, word)
+	return append(dst, ids[:m.merges.mergeShort(ids, sc.merge[:])]...)
+}
+
+// meta writes the spaces of a word as U+2581.
+func (m *model) meta(sc *scratch, word []byte, h uint64) ([]byte, uint64) {
+	for i, c := range word {
+		if c != ' ' {
+			continue
+		}
+		sc.word = append(sc.word[:0], word[:i]...)
+		sc.word = appendMeta(sc.word, word[i:])
+		return sc.word, m.vocab.hashBytes(sc.word)
+	}
+	return word, h
+}
+
+func (m *model) isWhole(id uint32) bool {
+	return int(id>>6) < len(m.whole) && m.whole[id>>6]>>(id&63)&1 != 0
+}
+
+// ids gives the ids of the characters of a word before merging.
+func (m *model) ids(sc *scratch, word []byte) []uint32 {
+	sc.ids = sc.ids[:0]
+	if m.chars == nil {
+		for _, c := range word {
+			if id := m.byteIDs[c]; id >= 0 {
+				sc.ids = append(sc.ids, uint32(id))
+			}
+		}
+		return sc.ids
+	}
+	sc.symbols = m.chars.symbols(sc.symbols[:0], word)
+	for i := range sc.symbols {
+		sc.ids = append(sc.ids, sc.symbols[i].id)
+	}
+	return sc.ids
+}
+
+// symbolsOf gives the symbols of a part of a word before merging.
+func (m *model) symbolsOf(dst []symbol, part []byte) []symbol {
+	if m.chars != nil {
+		return m.chars.symbols(dst, part)
+	}
+	for i, c := range part {
+		if id := m.byteIDs[c]; id >= 0 {
+			dst = append(dst, symbol{id: uint32(id), end: int32(i) + 1})
+		}
+	}
+	return dst
+}
+
+// findWhole sets the bits of whole. Nearly all tokens have them; it makes a word that is
+// a token cheap also where merges may not be ignored.
+func (m *model) findWhole() {
+	m.whole = make([]uint64, len(m.vocab.spans)/64+1)
+	sc := &scratch{}
+	for id := range m.vocab.spans {
+		word := m.vocab.bytes(uint32(id))
+		if len(word) == 0 || len(word) > shortWord || !utf8.Valid(word) && m.chars != nil {
+			continue
+		}
+		if ids := m.ids(sc, word); m.merges.mergeShort(ids, sc.merge[:]) == 1 && ids[0] == uint32(id) {
+			m.whole[id>>6] |= 1 << (id & 63)
+		}
+	}
+}

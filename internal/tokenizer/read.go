@@ -1,0 +1,193 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// MaxFileBytes is the size of the largest file that is read.
+const MaxFileBytes = 512 << 20
+
+// Read makes a Tokenizer of the text of a tokenizer.json. Its Config is empty.
+func Read(tokenizerJSON []byte) (*Tokenizer, error) {
+	if len(tokenizerJSON) > MaxFileBytes {
+		return nil, fmt.Errorf("tokenizer.json: %d bytes are more than the limit of %d", len(tokenizerJSON), MaxFileBytes)
+	}
+	t := &Tokenizer{}
+	if err := t.read(tokenizerJSON); err != nil {
+		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	}
+	return t, nil
+}
+
+func (t *Tokenizer) read(data []byte) error {
+	file, err := fields(data)
+	if err != nil {
+		return err
+	}
+	if err := t.normalizer.read(file["normalizer"], "normalizer"); err != nil {
+		return err
+	}
+	noSpaces := t.normalizer.noSpaces()
+	if err := t.pre.read(file["pre_tokenizer"], "pre_tokenizer", noSpaces); err != nil {
+		return err
+	}
+	if err := t.post.read(file["post_processor"], "post_processor"); err != nil {
+		return err
+	}
+	if err := t.decoder.read(file["decoder"], "decoder"); err != nil {
+		return err
+	}
+	var tokens []addedToken
+	if err := json.Unmarshal(orNull(file["added_tokens"]), &tokens); err != nil {
+		return fmt.Errorf("added_tokens: %w", err)
+	}
+	late := slices.ContainsFunc(tokens, func(a addedToken) bool { return a.Normalized })
+	lazy := t.pre.metaspace
+	if noSpaces && !late && len(t.pre.stages) == 0 && !t.pre.byteLevel {
+		// The model reads spaces as U+2581, which saves a copy of the text.
+		t.normalizer.steps = t.normalizer.steps[:len(t.normalizer.steps)-1]
+		lazy = true
+	}
+	if err := t.model.read(file["model"], t.pre.byteLevel, lazy, t.pre.metaspace && t.pre.split); err != nil {
+		return err
+	}
+	t.add(tokens)
+	return nil
+}
+
+func orNull(data json.RawMessage) json.RawMessage {
+	if len(data) == 0 {
+		return json.RawMessage("null")
+	}
+	return data
+}
+
+// add takes the added tokens into the matchers.
+func (t *Tokenizer) add(tokens []addedToken) {
+	v := t.model.vocab
+	var raw, late []addedToken
+	sc := &scratch{}
+	for _, a := range assignIDs(tokens, v, t.pre.byteLevel) {
+		if int(a.id) >= len(v.spans) || len(v.bytes(a.id)) == 0 {
+			v.name(a.Content, a.id, t.pre.byteLevel)
+		}
+		if !a.Normalized {
+			a.text = []byte(a.Content)
+			raw = append(raw, a)
+		} else if a.text = slices.Clone(t.normalizer.apply(sc, []byte(a.Content))); len(a.text) > 0 {
+			late = append(late, a)
+		}
+	}
+	t.raw, t.late, t.plain = newMatcher(raw), newMatcher(late), len(t.normalizer.steps) == 0
+}
+
+// modelFile is the model of a file without its vocabulary and merges.
+type modelFile struct {
+	Type         string   `json:"type"`
+	Dropout      *float64 `json:"dropout"`
+	UnkToken     *string  `json:"unk_token"`
+	Prefix       *string  `json:"continuing_subword_prefix"`
+	Suffix       *string  `json:"end_of_word_suffix"`
+	FuseUnk      bool     `json:"fuse_unk"`
+	ByteFallback bool     `json:"byte_fallback"`
+	IgnoreMerges bool     `json:"ignore_merges"`
+}
+
+func readModelFile(parts map[string]json.RawMessage) (*modelFile, error) {
+	small := map[string]json.RawMessage{}
+	for name, value := range parts {
+		if name != "vocab" && name != "merges" {
+			small[name] = value
+		}
+	}
+	data, err := json.Marshal(small)
+	if err != nil {
+		return nil, err
+	}
+	f := &modelFile{}
+	if err := json.Unmarshal(data, f); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.Type != "BPE":
+		return nil, fmt.Errorf("type %q is not supported", f.Type)
+	case f.Dropout != nil && *f.Dropout != 0:
+		return nil, errors.New("dropout is not supported")
+	case f.Prefix != nil && *f.Prefix != "":
+		return nil, fmt.Errorf("continuing_subword_prefix %q is not supported", *f.Prefix)
+	case f.Suffix != nil && *f.Suffix != "":
+		return nil, fmt.Errorf("end_of_word_suffix %q is not supported", *f.Suffix)
+	}
+	return f, nil
+}
+
+func (m *model) read(data json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta bool) error {
+	parts, err := fields(data)
+	if err != nil {
+		return fmt.Errorf("model: %w", err)
+	}
+	f, err := readModelFile(parts)
+	if err != nil {
+		return fmt.Errorf("model: %w", err)
+	}
+	if m.vocab, err = readVocab(parts["vocab"], byteLevel); err != nil {
+		return err
+	}
+	m.ignoreMerges = f.IgnoreMerges
+	m.cache = newWordCache()
+	if byteLevel {
+		if known := m.readBytes(); known < 256 && (f.UnkToken != nil || f.ByteFallback) {
+			return fmt.Errorf("model: unk_token or byte_fallback with only %d of 256 bytes in the vocabulary is not supported", known)
+		}
+		if m.merges, err = readMerges(parts["merges"], m.vocab, true, nil); err != nil {
+			return err
+		}
+	} else if err := m.readChars(f, parts["merges"], spaceIsMeta, cutAtMeta); err != nil {
+		return err
+	}
+	if !m.ignoreMerges {
+		m.findWhole()
+	}
+	return nil
+}
+
+// readBytes finds the tokens of single bytes and gives their number.
+func (m *model) readBytes() (known int) {
+	for b := range m.byteIDs {
+		m.byteIDs[b] = -1
+		if id, ok := m.vocab.find([]byte{byte(b)}); ok {
+			m.byteIDs[b] = int64(id)
+			known++
+		}
+	}
+	return known
+}
+
+func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cutAtMeta bool) (err error) {
+	if f.IgnoreMerges {
+		return errors.New("model: ignore_merges of a character-level model is not supported")
+	}
+	c := newChars(m.vocab, f.ByteFallback)
+	c.fuse, c.spaceIsMeta, c.cutAtMeta = f.FuseUnk, spaceIsMeta, cutAtMeta
+	if f.UnkToken != nil {
+		if c.unknown, c.hasUnknown = m.vocab.find([]byte(*f.UnkToken)); !c.hasUnknown {
+			return fmt.Errorf("model: unk_token %q is not in the vocabulary", *f.UnkToken)
+		}
+	}
+	m.merges, err = readMerges(merges, m.vocab, false, func(left, right uint32, a, b []byte) {
+		// A merge of a token that stands for other text than its own crosses borders
+		// that its characters do not show.
+		for _, id := range []uint32{left, right} {
+			if b, ok := byteToken(m.vocab.bytes(id)); ok && c.byteKnown[b] && c.bytes[b] == id || c.hasUnknown && id == c.unknown {
+				c.cuts = false
+			}
+		}
+		c.join(a, b)
+	})
+	c.fillASCII()
+	m.chars = c
+	return err
+}
