@@ -266,4 +266,7 @@ func explain(t *testing.T, tok *tokenizer.Tokenizer, dir, set string, chunk int,
 			shown++
 		}
 	}
+	if shown == 0 {
+		t.Errorf("no string of the chunk differs when encoded alone")
+	}
 }
