@@ -24,6 +24,7 @@ import (
 // families are the models that run.sh fetches; none may be missing.
 var families = []string{
 	"qwen3", "qwen3_5", "llama2", "llama3", "llama3_1", "deepseek_v3", "gemma3", "gptoss", "gpt4o", "tekken",
+	"mistral_v3",
 }
 
 const (

