@@ -1,17 +1,21 @@
 package tokenizer
 
+// pairsOf sets merge[i] to the merge of ids[i] and ids[i+1].
+func (m *merges) pairsOf(ids []uint32, merge []uint64) {
+	for i := 0; i+1 < len(ids); i++ {
+		merge[i] = m.get(ids[i], ids[i+1])
+	}
+}
+
 // mergeShort merges ids in place by always taking the lowest merge, leftmost first, and
-// gives the number of ids that remain. merge has room for len(ids) values. It looks at
-// every pair for each merge: right for words, not for long runs.
+// gives the number of ids that remain. merge holds the merges of neighbours and is used
+// up. It looks at every pair for each merge: right for words, not for long runs.
 func (m *merges) mergeShort(ids []uint32, merge []uint64) int {
 	n := len(ids)
 	if n < 2 {
 		return n
 	}
 	merge = merge[:n]
-	for i := range n - 1 {
-		merge[i] = m.get(ids[i], ids[i+1])
-	}
 	for n > 1 {
 		at, low := 0, merge[0]
 		for i := 1; i < n-1; i++ {

@@ -12,37 +12,35 @@ const (
 )
 
 // key holds a word of at most keyBytes bytes, padded with zeros, and its length.
-type key [4]uint64
+type key struct{ a, b, c, n uint64 }
 
 // keyOf gives the key of s[i:j].
-func keyOf(s []byte, i, j int) (k key) {
+func keyOf(s []byte, i, j int) key {
 	n := j - i
-	k[3] = uint64(n)
 	if i+keyBytes > len(s) {
 		var pad [keyBytes]byte
 		copy(pad[:], s[i:j])
-		k[0] = binary.LittleEndian.Uint64(pad[0:])
-		k[1] = binary.LittleEndian.Uint64(pad[8:])
-		k[2] = binary.LittleEndian.Uint64(pad[16:])
-		return k
+		return key{
+			binary.LittleEndian.Uint64(pad[0:]), binary.LittleEndian.Uint64(pad[8:]),
+			binary.LittleEndian.Uint64(pad[16:]), uint64(n),
+		}
 	}
-	w := s[i : i+keyBytes]
-	if n <= 8 {
-		k[0] = binary.LittleEndian.Uint64(w) & lowBytes[n]
-		return k
+	w, m := s[i:i+keyBytes], &keyMasks[n]
+	return key{
+		binary.LittleEndian.Uint64(w) & m[0], binary.LittleEndian.Uint64(w[8:]) & m[1],
+		binary.LittleEndian.Uint64(w[16:]) & m[2], uint64(n),
 	}
-	k[0] = binary.LittleEndian.Uint64(w)
-	if n <= 16 {
-		k[1] = binary.LittleEndian.Uint64(w[8:]) & lowBytes[n-8]
-		return k
-	}
-	k[1] = binary.LittleEndian.Uint64(w[8:])
-	k[2] = binary.LittleEndian.Uint64(w[16:]) & lowBytes[n-16]
-	return k
 }
 
-// lowBytes[n] keeps the first n bytes of a little-endian word.
-var lowBytes = [9]uint64{0, 1<<8 - 1, 1<<16 - 1, 1<<24 - 1, 1<<32 - 1, 1<<40 - 1, 1<<48 - 1, 1<<56 - 1, 1<<64 - 1}
+// keyMasks[n] keeps the first n bytes of three little-endian words.
+var keyMasks = func() (masks [keyBytes + 1][3]uint64) {
+	for n := range masks {
+		for i := range n {
+			masks[n][i/8] |= 0xFF << (i % 8 * 8)
+		}
+	}
+	return masks
+}()
 
 // wordCache remembers the ids of words. It is a fixed table, two-way associative, of
 // slots of one cache line; readers and writers share it without locks. A slot is
@@ -57,14 +55,14 @@ type slot [8]atomic.Uint64
 func newWordCache() *wordCache { return &wordCache{make([]slot, cacheSlots)} }
 
 // get appends the ids of k, whose hash is h.
-func (c *wordCache) get(dst []uint32, k *key, h uint64) ([]uint32, bool) {
+func (c *wordCache) get(dst []uint32, k key, h uint64) ([]uint32, bool) {
 	at := h & (cacheSlots - 1)
 	for range 2 {
 		s := &c.slots[at]
 		version := s[0].Load()
-		if s[1].Load() == k[0] && s[2].Load() == k[1] && s[3].Load() == k[2] {
+		if s[1].Load() == k.a && s[2].Load() == k.b && s[3].Load() == k.c {
 			meta := s[4].Load()
-			if meta&0xFF == k[3] && version&1 == 0 {
+			if meta&0xFF == k.n && version&1 == 0 {
 				n := len(dst)
 				dst = append(dst, uint32(meta>>32))
 				if count := int(meta >> 8 & 0xFF); count != 1 {
@@ -94,7 +92,7 @@ func (s *slot) rest(dst []uint32, meta uint64, count int) []uint32 {
 }
 
 // put keeps the ids of k. It gives way when another writer holds the slot.
-func (c *wordCache) put(k *key, h uint64, ids []uint32) {
+func (c *wordCache) put(k key, h uint64, ids []uint32) {
 	if len(ids) > slotIDs {
 		return
 	}
@@ -108,13 +106,13 @@ func (c *wordCache) put(k *key, h uint64, ids []uint32) {
 		return
 	}
 	var w [4]uint64
-	w[0] = k[3] | uint64(len(ids))<<8
+	w[0] = k.n | uint64(len(ids))<<8
 	for i, id := range ids {
 		w[(i+1)/2] |= uint64(id) << (32 * ((i + 1) % 2))
 	}
-	s[1].Store(k[0])
-	s[2].Store(k[1])
-	s[3].Store(k[2])
+	s[1].Store(k.a)
+	s[2].Store(k.b)
+	s[3].Store(k.c)
 	for i := range w {
 		s[4+i].Store(w[i])
 	}

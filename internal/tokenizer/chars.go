@@ -126,22 +126,24 @@ func (c *chars) appendBytes(dst []symbol, r rune, start, end int32) []symbol {
 	return dst
 }
 
-// next gives the end of the word that begins at s[i].
+// next gives the end of the word that begins at s[i]. It does not look for a cut between
+// two ASCII letters: leaving one out is exact too.
 func (c *chars) next(s []byte, i int) int {
 	a, size := runeAt(s, i)
 	i += size
 	for i < len(s) {
-		if a < utf8.RuneSelf {
-			for i < len(s) && s[i] < utf8.RuneSelf {
-				b := s[i]
-				if c.joined[a][b>>6]>>(b&63)&1 == 0 {
-					return i
-				}
-				a = rune(b)
-				i++
+		for a < utf8.RuneSelf && s[i] < utf8.RuneSelf {
+			if c.joined[a][s[i]>>6]>>(s[i]&63)&1 == 0 {
+				return i
+			}
+			a = rune(s[i])
+			i++
+			if b := a | 0x20; b >= 'a' && b <= 'z' {
+				i = asciiLetters(s, i)
+				a = rune(s[i-1])
 			}
 			if i == len(s) {
-				break
+				return i
 			}
 		}
 		b, size := runeAt(s, i)

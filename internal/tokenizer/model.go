@@ -1,6 +1,9 @@
 package tokenizer
 
-import "unicode/utf8"
+import (
+	"encoding/binary"
+	"unicode/utf8"
+)
 
 const (
 	shortWord = 48   // symbols that mergeShort takes
@@ -11,11 +14,14 @@ const (
 type model struct {
 	vocab        *vocab
 	merges       *merges
+	short        *shortCache
 	cache        *wordCache
 	ignoreMerges bool     // a word that is a token is that token
 	whole        []uint64 // bit per id: merging the token's text gives that token
 	byteIDs      [256]int64
-	chars        *chars // nil for a byte-level model
+	allBytes     bool     // every byte is a token, and
+	first        []uint64 // the merges of two bytes
+	chars        *chars   // nil for a byte-level model
 }
 
 // scratch is what one call needs beyond its output.
@@ -45,6 +51,30 @@ func (sc *scratch) trim() {
 	}
 }
 
+// words appends the ids of the words that stage cuts text into.
+func (m *model) words(sc *scratch, dst []uint32, text []byte, stage cutter) []uint32 {
+	for i := 0; i < len(text); {
+		j := stage.next(text, i)
+		if n := j - i; n <= shortBytes && i+8 <= len(text) {
+			x := shortKey(binary.LittleEndian.Uint64(text[i:]), n)
+			if id := m.short.get(x); id < 1<<idBits {
+				dst = append(dst, uint32(id))
+			} else if id := m.short.second(x); id < 1<<idBits {
+				dst = append(dst, uint32(id))
+			} else {
+				at := len(dst)
+				if dst = m.word(sc, dst, text, i, j); len(dst) == at+1 {
+					m.short.put(x, dst[at])
+				}
+			}
+		} else {
+			dst = m.word(sc, dst, text, i, j)
+		}
+		i = j
+	}
+	return dst
+}
+
 // word appends the ids of s[i:j].
 func (m *model) word(sc *scratch, dst []uint32, s []byte, i, j int) []uint32 {
 	if j-i > keyBytes {
@@ -52,13 +82,13 @@ func (m *model) word(sc *scratch, dst []uint32, s []byte, i, j int) []uint32 {
 	}
 	k := keyOf(s, i, j)
 	h := m.vocab.hash(k)
-	dst, ok := m.cache.get(dst, &k, h)
+	dst, ok := m.cache.get(dst, k, h)
 	if ok {
 		return dst
 	}
 	n := len(dst)
 	dst = m.merged(sc, dst, s[i:j], h)
-	m.cache.put(&k, h, dst[n:])
+	m.cache.put(k, h, dst[n:])
 	return dst
 }
 
@@ -86,8 +116,7 @@ func (m *model) merged(sc *scratch, dst []uint32, word []byte, h uint64) []uint3
 	if len(word) > shortWord {
 		return m.long(sc, dst, word)
 	}
-	ids := m.ids(sc, word)
-	return append(dst, ids[:m.merges.mergeShort(ids, sc.merge[:])]...)
+	return append(dst, m.mergeWord(sc, word)...)
 }
 
 // meta writes the spaces of a word as U+2581.
@@ -107,22 +136,33 @@ func (m *model) isWhole(id uint32) bool {
 	return int(id>>6) < len(m.whole) && m.whole[id>>6]>>(id&63)&1 != 0
 }
 
-// ids gives the ids of the characters of a word before merging.
-func (m *model) ids(sc *scratch, word []byte) []uint32 {
-	sc.ids = sc.ids[:0]
-	if m.chars == nil {
-		for _, c := range word {
-			if id := m.byteIDs[c]; id >= 0 {
-				sc.ids = append(sc.ids, uint32(id))
+// mergeWord gives the ids of a word of at most shortWord bytes, in sc.
+func (m *model) mergeWord(sc *scratch, word []byte) []uint32 {
+	ids := sc.ids[:0]
+	switch {
+	case m.chars == nil && m.allBytes:
+		for i, c := range word {
+			ids = append(ids, uint32(m.byteIDs[c]))
+			if i > 0 {
+				sc.merge[i-1] = m.first[int(word[i-1])<<8|int(c)]
 			}
 		}
-		return sc.ids
+	case m.chars == nil:
+		for _, c := range word {
+			if id := m.byteIDs[c]; id >= 0 {
+				ids = append(ids, uint32(id))
+			}
+		}
+		m.merges.pairsOf(ids, sc.merge[:])
+	default:
+		sc.symbols = m.chars.symbols(sc.symbols[:0], word)
+		for i := range sc.symbols {
+			ids = append(ids, sc.symbols[i].id)
+		}
+		m.merges.pairsOf(ids, sc.merge[:])
 	}
-	sc.symbols = m.chars.symbols(sc.symbols[:0], word)
-	for i := range sc.symbols {
-		sc.ids = append(sc.ids, sc.symbols[i].id)
-	}
-	return sc.ids
+	sc.ids = ids
+	return ids[:m.merges.mergeShort(ids, sc.merge[:])]
 }
 
 // symbolsOf gives the symbols of a part of a word before merging.
@@ -148,8 +188,36 @@ func (m *model) findWhole() {
 		if len(word) == 0 || len(word) > shortWord || !utf8.Valid(word) && m.chars != nil {
 			continue
 		}
-		if ids := m.ids(sc, word); m.merges.mergeShort(ids, sc.merge[:]) == 1 && ids[0] == uint32(id) {
+		if ids := m.mergeWord(sc, word); len(ids) == 1 && ids[0] == uint32(id) {
 			m.whole[id>>6] |= 1 << (id & 63)
 		}
+	}
+}
+
+// newCaches makes the caches and puts tokens into them, those with low ids last, which
+// are the most frequent: a new tokenizer knows common words.
+func (m *model) newCaches() {
+	m.cache, m.short = newWordCache(), new(shortCache)
+	for id := len(m.vocab.spans) - 1; id >= 0; id-- {
+		word := m.vocab.bytes(uint32(id))
+		if len(word) == 0 || len(word) > keyBytes || !m.ignoreMerges && !m.isWhole(uint32(id)) {
+			continue
+		}
+		if known, ok := m.vocab.find(word); !ok || known != uint32(id) {
+			continue // no text becomes this token
+		}
+		var text [keyBytes]byte
+		n := len(word)
+		if m.chars != nil && m.chars.spaceIsMeta {
+			n = len(appendSpaces(text[:0], word))
+		} else {
+			copy(text[:], word)
+		}
+		if n <= shortBytes {
+			m.short.put(shortKey(binary.LittleEndian.Uint64(text[:]), n), uint32(id))
+			continue
+		}
+		k := keyOf(text[:], 0, n)
+		m.cache.put(k, m.vocab.hash(k), []uint32{uint32(id)})
 	}
 }

@@ -137,7 +137,6 @@ func (m *model) read(data json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta boo
 		return err
 	}
 	m.ignoreMerges = f.IgnoreMerges
-	m.cache = newWordCache()
 	if byteLevel {
 		if known := m.readBytes(); known < 256 && (f.UnkToken != nil || f.ByteFallback) {
 			return fmt.Errorf("model: unk_token or byte_fallback with only %d of 256 bytes in the vocabulary is not supported", known)
@@ -145,12 +144,14 @@ func (m *model) read(data json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta boo
 		if m.merges, err = readMerges(parts["merges"], m.vocab, true, nil); err != nil {
 			return err
 		}
+		m.readFirst()
 	} else if err := m.readChars(f, parts["merges"], spaceIsMeta, cutAtMeta); err != nil {
 		return err
 	}
 	if !m.ignoreMerges {
 		m.findWhole()
 	}
+	m.newCaches()
 	return nil
 }
 
@@ -164,6 +165,18 @@ func (m *model) readBytes() (known int) {
 		}
 	}
 	return known
+}
+
+// readFirst makes the table of merges of two bytes.
+func (m *model) readFirst() {
+	m.allBytes = !slices.Contains(m.byteIDs[:], -1)
+	if !m.allBytes {
+		return
+	}
+	m.first = make([]uint64, 1<<16)
+	for i := range m.first {
+		m.first[i] = m.merges.get(uint32(m.byteIDs[i>>8]), uint32(m.byteIDs[i&0xFF]))
+	}
 }
 
 func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cutAtMeta bool) (err error) {

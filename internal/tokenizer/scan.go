@@ -13,30 +13,28 @@ type cutter interface {
 	next(s []byte, i int) int
 }
 
-// letters gives the end of the run from s[i] of characters with a bit of word, which
-// includes all letters. Eight ASCII bytes are looked at together.
-func letters(s []byte, i int, word uint8) int {
+// asciiLetters gives the end of the run from s[i] of ASCII letters. Eight bytes are looked
+// at together.
+func asciiLetters(s []byte, i int) int {
 	for i+8 <= len(s) {
-		x := binary.LittleEndian.Uint64(s[i:])
-		m := asciiRange(x|0x20*ones, 'a', 'z')
-		if m == highs {
-			i += 8
-			continue
+		m := asciiRange(binary.LittleEndian.Uint64(s[i:])|0x20*ones, 'a', 'z')
+		if m != highs {
+			return i + bits.TrailingZeros64(^m&highs)>>3
 		}
-		i += bits.TrailingZeros64(^m&highs) >> 3
-		if s[i] < utf8.RuneSelf {
-			return i
-		}
-		for { // mostly a run of one script
-			class, size := classAt(s, i)
-			if class&word == 0 {
-				return i
-			}
-			i += size
-			if i == len(s) || s[i] < utf8.RuneSelf {
-				break
-			}
-		}
+		i += 8
+	}
+	for i < len(s) && s[i] < utf8.RuneSelf && ascii[s[i]]&classLetter != 0 {
+		i++
+	}
+	return i
+}
+
+// letters gives the end of the run from s[i] of characters with a bit of word, which
+// includes all letters.
+func letters(s []byte, i int, word uint8) int {
+	i = asciiLetters(s, i)
+	if i == len(s) || s[i] < utf8.RuneSelf {
+		return i
 	}
 	return run(s, i, word)
 }
@@ -124,6 +122,17 @@ type cl100k struct {
 }
 
 func (p *cl100k) next(s []byte, i int) int {
+	j := i
+	if s[i] == ' ' && i+1 < len(s) {
+		j++
+	}
+	if c := s[j] | 0x20; c >= 'a' && c <= 'z' { // most words
+		return letters(s, j+1, p.word)
+	}
+	return p.rare(s, i)
+}
+
+func (p *cl100k) rare(s []byte, i int) int {
 	class, size := classAt(s, i)
 	if class&p.word != 0 {
 		return letters(s, i+size, p.word)

@@ -1,6 +1,9 @@
 package tokenizer
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // Tokenizer encodes text as one model's engine does. It is immutable but for its word
 // cache, and safe for concurrent use.
@@ -34,6 +37,7 @@ func (t *Tokenizer) release(sc *scratch) {
 // Encode appends the ids of text, added tokens recognised, without BOS and EOS: Hugging
 // Face's encode with add_special_tokens=False. It allocates only to grow dst.
 func (t *Tokenizer) Encode(dst []uint32, text []byte) []uint32 {
+	dst = slices.Grow(dst, len(text)/4)
 	sc := t.scratch()
 	text, sc.valid = t.valid(sc, text)
 	t.walk(text, func(lo, hi int, token *addedToken) bool {
@@ -154,24 +158,14 @@ func (t *Tokenizer) cut(sc *scratch, dst []uint32, text []byte, stages []cutter)
 	case len(stages) == 0 && t.model.chars == nil:
 		return t.model.word(sc, dst, text, 0, len(text))
 	case len(stages) == 0:
-		for i := 0; i < len(text); {
-			j := t.model.chars.next(text, i)
-			dst = t.model.word(sc, dst, text, i, j)
-			i = j
-		}
+		return t.model.words(sc, dst, text, t.model.chars)
 	case len(stages) == 1 && t.model.chars == nil:
-		stage := stages[0]
-		for i := 0; i < len(text); {
-			j := stage.next(text, i)
-			dst = t.model.word(sc, dst, text, i, j)
-			i = j
-		}
-	default:
-		for i := 0; i < len(text); {
-			j := stages[0].next(text, i)
-			dst = t.cut(sc, dst, text[i:j], stages[1:])
-			i = j
-		}
+		return t.model.words(sc, dst, text, stages[0])
+	}
+	for i := 0; i < len(text); {
+		j := stages[0].next(text, i)
+		dst = t.cut(sc, dst, text[i:j], stages[1:])
+		i = j
 	}
 	return dst
 }
@@ -182,7 +176,7 @@ func (t *Tokenizer) VocabSize() int { return len(t.model.vocab.spans) }
 // Bytes gives the memory that the tokenizer holds, caches included, without the buffers
 // of calls in progress.
 func (t *Tokenizer) Bytes() int64 {
-	n := t.model.vocab.memory() + int64(16*cap(t.model.merges.slots)) + 8*int64(cap(t.model.whole)) + 64*cacheSlots
+	n := t.model.vocab.memory() + int64(16*cap(t.model.merges.slots)) + 8*int64(cap(t.model.whole)+cap(t.model.first)) + 64*cacheSlots + 8*2<<bucketBits
 	if t.model.chars != nil {
 		n += t.model.chars.memory()
 	}

@@ -29,12 +29,12 @@ func (v *vocab) bytes(id uint32) []byte {
 	return v.data[s.off : s.off+s.len]
 }
 
-// hash mixes the key words of keyOf; longer words add the rest of their bytes.
+// hash mixes a word that has a key; longer words add the rest of their bytes.
 func (v *vocab) hash(k key) uint64 {
-	hi, lo := bits.Mul64(k[0]^v.seed, k[1]^uint64(k[3])^0x9E3779B97F4A7C15)
+	hi, lo := bits.Mul64(k.a^v.seed, k.b^k.n^0x9E3779B97F4A7C15)
 	h := hi ^ lo
-	if k[2] != 0 {
-		hi, lo = bits.Mul64(h^k[2], 0xA0761D6478BD642F)
+	if k.c != 0 {
+		hi, lo = bits.Mul64(h^k.c, 0xA0761D6478BD642F)
 		h = hi ^ lo
 	}
 	return h
@@ -42,7 +42,7 @@ func (v *vocab) hash(k key) uint64 {
 
 func (v *vocab) hashBytes(word []byte) uint64 {
 	k := keyOf(word, 0, min(len(word), keyBytes))
-	k[3] = uint64(len(word))
+	k.n = uint64(len(word))
 	h := v.hash(k)
 	for i := keyBytes; i < len(word); i += 8 {
 		var tail [8]byte
