@@ -1,7 +1,7 @@
 package tokenizer
 
 // pairsOf sets merge[i] to the merge of ids[i] and ids[i+1].
-func (m *merges) pairsOf(ids []uint32, merge []uint64) {
+func (m *merges) pairsOf(ids []uint32, merge []uint32) {
 	for i := 0; i+1 < len(ids); i++ {
 		merge[i] = m.get(ids[i], ids[i+1])
 	}
@@ -10,7 +10,7 @@ func (m *merges) pairsOf(ids []uint32, merge []uint64) {
 // mergeShort merges ids in place by always taking the lowest merge, leftmost first, and
 // gives the number of ids that remain. merge holds the merges of neighbours and is used
 // up. It looks at every pair for each merge: right for words, not for long runs.
-func (m *merges) mergeShort(ids []uint32, merge []uint64) int {
+func (m *merges) mergeShort(ids []uint32, merge []uint32) int {
 	n := len(ids)
 	if n < 2 {
 		return n
@@ -26,7 +26,7 @@ func (m *merges) mergeShort(ids []uint32, merge []uint64) int {
 		if low == none {
 			break
 		}
-		ids[at] = uint32(low)
+		ids[at] = m.result[low]
 		copy(ids[at+1:n-1], ids[at+2:n])
 		copy(merge[at:n-2], merge[at+1:n-1])
 		n--
@@ -43,9 +43,9 @@ func (m *merges) mergeShort(ids []uint32, merge []uint64) int {
 // symbol is one id of a long word while it is merged.
 type symbol struct {
 	id         uint32
-	end        int32 // end in the text
-	prev, next int32 // -1 at the ends
-	merge      uint64
+	end        int32  // end in the text
+	prev, next int32  // -1 at the ends
+	merge      uint32 // rank of the merge with next
 }
 
 // mergeLong does the same with a heap in O(n log n), for symbols whose id and end are set,
@@ -62,7 +62,7 @@ func (m *merges) mergeLong(symbols []symbol, heap []uint64) ([]symbol, []uint64)
 			break
 		}
 		if s.merge = m.get(s.id, symbols[i+1].id); s.merge != none {
-			heap = append(heap, s.merge&^(1<<32-1)|uint64(i))
+			heap = append(heap, uint64(s.merge)<<32|uint64(i))
 		}
 	}
 	for i := len(heap)/2 - 1; i >= 0; i-- {
@@ -72,11 +72,11 @@ func (m *merges) mergeLong(symbols []symbol, heap []uint64) ([]symbol, []uint64)
 		top := heap[0]
 		at := int32(uint32(top))
 		s := &symbols[at]
-		if s.merge == none || s.merge>>32 != top>>32 {
+		if s.merge == none || s.merge != uint32(top>>32) {
 			heap = pop(heap)
 			continue
 		}
-		s.id = uint32(s.merge)
+		s.id = m.result[s.merge]
 		gone := &symbols[s.next]
 		s.end, s.next, gone.merge, gone.prev = gone.end, gone.next, none, -2
 		s.merge = none
@@ -85,7 +85,7 @@ func (m *merges) mergeLong(symbols []symbol, heap []uint64) ([]symbol, []uint64)
 			s.merge = m.get(s.id, symbols[s.next].id)
 		}
 		if s.merge != none {
-			heap[0] = s.merge&^(1<<32-1) | uint64(at)
+			heap[0] = uint64(s.merge)<<32 | uint64(at)
 			sink(heap, 0)
 		} else {
 			heap = pop(heap)
@@ -93,7 +93,7 @@ func (m *merges) mergeLong(symbols []symbol, heap []uint64) ([]symbol, []uint64)
 		if s.prev >= 0 {
 			before := &symbols[s.prev]
 			if before.merge = m.get(before.id, s.id); before.merge != none {
-				heap = push(heap, before.merge&^(1<<32-1)|uint64(s.prev))
+				heap = push(heap, uint64(before.merge)<<32|uint64(s.prev))
 			}
 		}
 	}

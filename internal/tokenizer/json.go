@@ -201,26 +201,43 @@ func (s *scanner) value(start int) (json.RawMessage, error) {
 	return json.RawMessage(v), nil
 }
 
-// fields reads an object into the texts of its values. The last of equal keys counts.
-func fields(data []byte) (map[string]json.RawMessage, error) {
+// fields reads an object into the texts of its values. The last of equal keys counts. The
+// value of inside, when it is an object, is read the same way into all[inside+"."+key], which
+// saves passing over it twice.
+func fields(data []byte, inside string) (map[string]json.RawMessage, error) {
+	all := map[string]json.RawMessage{}
 	s := &scanner{data: data}
-	if err := s.expect('{'); err != nil {
+	if err := s.fields(all, "", inside); err != nil {
 		return nil, err
 	}
-	all := map[string]json.RawMessage{}
+	if s.peek(); s.pos < len(data) {
+		return nil, s.errorf("text after the object")
+	}
+	return all, nil
+}
+
+func (s *scanner) fields(all map[string]json.RawMessage, prefix, inside string) error {
+	if err := s.expect('{'); err != nil {
+		return err
+	}
 	for first := true; ; first = false {
 		if ok, err := s.more(first, '}'); err != nil || !ok {
-			return all, err
+			return err
 		}
 		key, err := s.str(nil)
+		if err == nil {
+			err = s.expect(':')
+		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if err := s.expect(':'); err != nil {
-			return nil, err
+		if inside != "" && string(key) == inside && s.peek() == '{' {
+			err = s.fields(all, inside+".", "")
+		} else {
+			all[prefix+string(key)], err = s.skip()
 		}
-		if all[string(key)], err = s.skip(); err != nil {
-			return nil, err
+		if err != nil {
+			return err
 		}
 	}
 }

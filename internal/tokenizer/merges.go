@@ -6,58 +6,56 @@ import (
 	"math/bits"
 )
 
-// none stands for "these two do not merge". A merge is rank<<32 | id of the result, so the
-// lowest value is the merge that comes first.
-const none = ^uint64(0)
+// none stands for "these two do not merge" where the rank of a merge is expected. The lowest
+// rank comes first.
+const none = ^uint32(0)
 
-// merges maps a pair of ids to its merge, by open addressing in one cache line.
+const (
+	pairBits = 20 // of an id
+	rankBits = 24
+	maxID    = 1<<pairBits - 1
+	maxRank  = 1<<rankBits - 2
+)
+
+// merges maps a pair of ids to the rank of its merge, by open addressing. A slot holds
+// the pair above and rank+1 in its lowest 24 bits; 0 is free.
 type merges struct {
-	slots []pair
-	shift uint
+	slots  []uint64
+	shift  uint
+	result []uint32 // id by rank
 }
-
-type pair struct {
-	key   uint64 // left<<32 | right, freePair in a free slot
-	merge uint64
-}
-
-const freePair = ^uint64(0)
 
 func newMerges(n int) *merges {
 	size := tableSize(n)
-	m := &merges{slots: make([]pair, size), shift: uint(64 - bits.TrailingZeros(uint(size)))}
-	for i := range m.slots {
-		m.slots[i].key = freePair
-	}
-	return m
+	return &merges{slots: make([]uint64, size), shift: uint(64 - bits.TrailingZeros(uint(size))), result: make([]uint32, 0, n)}
 }
 
-func (m *merges) get(left, right uint32) uint64 {
-	k := uint64(left)<<32 | uint64(right)
+func (m *merges) get(left, right uint32) (rank uint32) {
+	k := uint64(left)<<pairBits | uint64(right)
 	mask := uint64(len(m.slots) - 1)
 	for i := pairHash(k) >> m.shift; ; i++ {
-		p := &m.slots[i&mask]
-		if p.key == k {
-			return p.merge
+		v := m.slots[i&mask]
+		if d := v ^ k<<rankBits - 1; d < 1<<rankBits-1 {
+			return uint32(d)
 		}
-		if p.key == freePair {
+		if v == 0 {
 			return none
 		}
 	}
 }
 
 // pairHash spreads both halves into the upper bits.
-func pairHash(k uint64) uint64 { return (k ^ k>>29) * 0x9E3779B97F4A7C15 }
+func pairHash(k uint64) uint64 { return (k ^ k>>17) * 0x9E3779B97F4A7C15 }
 
-// set keeps a merge; the last of equal pairs counts.
-func (m *merges) set(left, right uint32, merge uint64) {
-	k := uint64(left)<<32 | uint64(right)
+// set keeps the next merge; the last of equal pairs counts.
+func (m *merges) set(left, right, rank uint32) {
+	k := uint64(left)<<pairBits | uint64(right)
 	mask := uint64(len(m.slots) - 1)
 	i := pairHash(k) >> m.shift
-	for m.slots[i&mask].key != freePair && m.slots[i&mask].key != k {
+	for v := m.slots[i&mask]; v != 0 && v>>rankBits != k; v = m.slots[i&mask] {
 		i++
 	}
-	m.slots[i&mask] = pair{k, merge}
+	m.slots[i&mask] = k<<rankBits | uint64(rank+1)
 }
 
 // mergeReader reads "a b" or ["a","b"], the two spellings of a merge.
@@ -69,6 +67,7 @@ type mergeReader struct {
 	text        []byte
 	left, right []byte
 	joined      []byte
+	last        uint32 // result of the merge before
 }
 
 // readMerges reads the list of merges and calls each with the ids and texts of the two
@@ -107,7 +106,11 @@ func (r *mergeReader) next(m *merges, each func(left, right uint32, a, b []byte)
 		return err
 	}
 	rank := r.rank
+	if rank > maxRank {
+		return fmt.Errorf("more than %d merges are not supported", maxRank)
+	}
 	r.rank++
+	m.result = append(m.result, 0)
 	left, okLeft := r.id(a, &r.left)
 	right, okRight := r.id(b, &r.right)
 	if !okLeft || !okRight {
@@ -117,11 +120,19 @@ func (r *mergeReader) next(m *merges, each func(left, right uint32, a, b []byte)
 		return fmt.Errorf("a part is not in the vocabulary")
 	}
 	r.joined = append(append(r.joined[:0], r.left...), r.right...)
-	joined, ok := r.vocab.find(r.joined)
+	joined, ok := r.last, r.vocab.is(r.last, r.joined)
+	if !ok { // files list merges in the order of their results
+		joined, ok = r.last+1, r.vocab.is(r.last+1, r.joined)
+	}
+	if !ok {
+		joined, ok = r.vocab.find(r.joined)
+	}
+	r.last = joined
 	if !ok {
 		return fmt.Errorf("the merged token is not in the vocabulary")
 	}
-	m.set(left, right, uint64(rank)<<32|uint64(joined))
+	m.set(left, right, rank)
+	m.result[rank] = joined
 	if each != nil {
 		each(left, right, r.left, r.right)
 	}

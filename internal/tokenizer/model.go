@@ -2,6 +2,8 @@ package tokenizer
 
 import (
 	"encoding/binary"
+	"runtime"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -20,14 +22,14 @@ type model struct {
 	whole        []uint64 // bit per id: merging the token's text gives that token
 	byteIDs      [256]int64
 	allBytes     bool     // every byte is a token, and
-	first        []uint64 // the merges of two bytes
+	first        []uint32 // the merges of two bytes
 	chars        *chars   // nil for a byte-level model
 }
 
 // scratch is what one call needs beyond its output.
 type scratch struct {
 	ids     []uint32
-	merge   [shortWord]uint64
+	merge   [shortWord]uint32
 	symbols []symbol
 	ahead   []symbol
 	heap    []uint64
@@ -178,14 +180,25 @@ func (m *model) symbolsOf(dst []symbol, part []byte) []symbol {
 	return dst
 }
 
-// findWhole sets the bits of whole. Nearly all tokens have them; it makes a word that is
-// a token cheap also where merges may not be ignored.
+// findWhole sets the bits of whole, on several cores. Nearly all tokens have them; it makes
+// a word that is a token cheap also where merges may not be ignored.
 func (m *model) findWhole() {
 	m.whole = make([]uint64, len(m.vocab.spans)/64+1)
+	parts := max(1, min(4, runtime.GOMAXPROCS(0), len(m.whole)/64))
+	size := (len(m.whole) + parts - 1) / parts
+	var wg sync.WaitGroup
+	for from := 0; from < len(m.whole); from += size {
+		wg.Go(func() { m.findWholeIn(from, min(from+size, len(m.whole))) })
+	}
+	wg.Wait()
+}
+
+// findWholeIn sets the bits of whole[from:to].
+func (m *model) findWholeIn(from, to int) {
 	sc := &scratch{}
-	for id := range m.vocab.spans {
+	for id := from * 64; id < min(to*64, len(m.vocab.spans)); id++ {
 		word := m.vocab.bytes(uint32(id))
-		if len(word) == 0 || len(word) > shortWord || !utf8.Valid(word) && m.chars != nil {
+		if len(word) == 0 || len(word) > shortWord || m.chars != nil && !utf8.Valid(word) {
 			continue
 		}
 		if ids := m.mergeWord(sc, word); len(ids) == 1 && ids[0] == uint32(id) {
@@ -220,4 +233,13 @@ func (m *model) newCaches() {
 		k := keyOf(text[:], 0, n)
 		m.cache.put(k, m.vocab.hash(k), []uint32{uint32(id)})
 	}
+}
+
+// memory gives the bytes held.
+func (m *model) memory() int64 {
+	n := m.vocab.memory() + 8*int64(cap(m.merges.slots)+cap(m.whole)) + 4*int64(cap(m.merges.result)+cap(m.first))
+	if m.chars != nil {
+		n += m.chars.memory()
+	}
+	return n + 64*cacheSlots + 8*2<<bucketBits
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // MaxFileBytes is the size of the largest file that is read.
@@ -23,7 +24,7 @@ func Read(tokenizerJSON []byte) (*Tokenizer, error) {
 }
 
 func (t *Tokenizer) read(data []byte) error {
-	file, err := fields(data)
+	file, err := fields(data, "model")
 	if err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func (t *Tokenizer) read(data []byte) error {
 		t.normalizer.steps = t.normalizer.steps[:len(t.normalizer.steps)-1]
 		lazy = true
 	}
-	if err := t.model.read(file["model"], t.pre.byteLevel, lazy, t.pre.metaspace && t.pre.split); err != nil {
+	if err := t.model.read(file, t.pre.byteLevel, lazy, t.pre.metaspace && t.pre.split); err != nil {
 		return err
 	}
 	t.add(tokens)
@@ -96,11 +97,11 @@ type modelFile struct {
 	IgnoreMerges bool     `json:"ignore_merges"`
 }
 
-func readModelFile(parts map[string]json.RawMessage) (*modelFile, error) {
+func readModelFile(file map[string]json.RawMessage) (*modelFile, error) {
 	small := map[string]json.RawMessage{}
-	for name, value := range parts {
-		if name != "vocab" && name != "merges" {
-			small[name] = value
+	for name, value := range file {
+		if field, ok := strings.CutPrefix(name, "model."); ok && field != "vocab" && field != "merges" {
+			small[field] = value
 		}
 	}
 	data, err := json.Marshal(small)
@@ -124,16 +125,12 @@ func readModelFile(parts map[string]json.RawMessage) (*modelFile, error) {
 	return f, nil
 }
 
-func (m *model) read(data json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta bool) error {
-	parts, err := fields(data)
+func (m *model) read(file map[string]json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta bool) error {
+	f, err := readModelFile(file)
 	if err != nil {
 		return fmt.Errorf("model: %w", err)
 	}
-	f, err := readModelFile(parts)
-	if err != nil {
-		return fmt.Errorf("model: %w", err)
-	}
-	if m.vocab, err = readVocab(parts["vocab"], byteLevel); err != nil {
+	if m.vocab, err = readVocab(file["model.vocab"], byteLevel); err != nil {
 		return err
 	}
 	m.ignoreMerges = f.IgnoreMerges
@@ -141,11 +138,11 @@ func (m *model) read(data json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta boo
 		if known := m.readBytes(); known < 256 && (f.UnkToken != nil || f.ByteFallback) {
 			return fmt.Errorf("model: unk_token or byte_fallback with only %d of 256 bytes in the vocabulary is not supported", known)
 		}
-		if m.merges, err = readMerges(parts["merges"], m.vocab, true, nil); err != nil {
+		if m.merges, err = readMerges(file["model.merges"], m.vocab, true, nil); err != nil {
 			return err
 		}
 		m.readFirst()
-	} else if err := m.readChars(f, parts["merges"], spaceIsMeta, cutAtMeta); err != nil {
+	} else if err := m.readChars(f, file["model.merges"], spaceIsMeta, cutAtMeta); err != nil {
 		return err
 	}
 	if !m.ignoreMerges {
@@ -173,7 +170,7 @@ func (m *model) readFirst() {
 	if !m.allBytes {
 		return
 	}
-	m.first = make([]uint64, 1<<16)
+	m.first = make([]uint32, 1<<16)
 	for i := range m.first {
 		m.first[i] = m.merges.get(uint32(m.byteIDs[i>>8]), uint32(m.byteIDs[i&0xFF]))
 	}

@@ -176,10 +176,7 @@ func (t *Tokenizer) VocabSize() int { return len(t.model.vocab.spans) }
 // Bytes gives the memory that the tokenizer holds, caches included, without the buffers
 // of calls in progress.
 func (t *Tokenizer) Bytes() int64 {
-	n := t.model.vocab.memory() + int64(16*cap(t.model.merges.slots)) + 8*int64(cap(t.model.whole)+cap(t.model.first)) + 64*cacheSlots + 8*2<<bucketBits
-	if t.model.chars != nil {
-		n += t.model.chars.memory()
-	}
+	n := t.model.memory()
 	for _, m := range []*matcher{t.raw, t.late} {
 		if m != nil {
 			n += int64(len(m.tokens))*128 + 8192

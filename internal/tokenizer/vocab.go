@@ -15,6 +15,7 @@ type vocab struct {
 	spans []span   // by id
 	data  []byte
 	count int
+	twice bool              // a token stands twice, or is in odd
 	long  int               // bytes of the longest token
 	odd   map[string]uint32 // tokens that no text can become: outside the byte alphabet
 }
@@ -76,6 +77,11 @@ func (v *vocab) findHash(word []byte, h uint64) (uint32, bool) {
 	}
 }
 
+// is reports whether id is surely the token of word.
+func (v *vocab) is(id uint32, word []byte) bool {
+	return !v.twice && string(v.bytes(id)) == string(word) && len(word) > 0
+}
+
 // readVocab reads the object of tokens and ids.
 func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 	entries := countStrings(data)
@@ -99,6 +105,9 @@ func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 		}
 		if err == nil {
 			id, err = s.uint()
+		}
+		if err == nil && id >= maxID {
+			err = s.errorf("id %d: ids from %d on are not supported", id, maxID)
 		}
 		if err == nil && int64(id) > 4*int64(entries)+1<<16 {
 			err = s.errorf("id %d is too large for %d tokens", id, entries)
@@ -153,6 +162,7 @@ func (v *vocab) add(text []byte, id uint32, byteLevel bool) {
 		} else if slot>>32 != h>>32 || string(v.bytes(uint32(slot)-1)) != string(word) {
 			continue
 		}
+		v.twice = v.twice || slot != 0
 		v.slots[i] = h&^(1<<32-1) | uint64(id+1)
 		return
 	}
@@ -165,7 +175,7 @@ func (v *vocab) addOdd(text string, id uint32) {
 	if _, again := v.odd[text]; !again {
 		v.count++
 	}
-	v.odd[text] = id
+	v.odd[text], v.twice = id, true
 }
 
 // token gives the id of a token by its text in the file.
