@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 	"unsafe"
@@ -126,7 +127,27 @@ func (st *state) ownAttr(v Value, name string) (Value, bool) {
 	if methodsOf(v.k)[name] != nil && !(v.k == kTuple && name == "copy") {
 		return st.method(v, name), true
 	}
+	if slices.Contains(unsupported[v.k], name) {
+		failf("attribute '%s' of %s is not supported", name, v.typeName())
+	}
 	return Value{}, false
+}
+
+// unsupported are attributes that Python has and that no chat template needs. Taking
+// them for undefined would be wrong.
+var unsupported = map[kind][]string{
+	kString: {"encode", "maketrans", "translate"},
+	kDict:   {"fromkeys"},
+	kBool:   {"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "numerator", "real", "to_bytes"},
+	kInt:    {"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "numerator", "real", "to_bytes"},
+	kBig:    {"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "numerator", "real", "to_bytes"},
+	kFloat:  {"as_integer_ratio", "conjugate", "fromhex", "hex", "imag", "real"},
+	kRange:  {"count", "index", "start", "step", "stop"},
+	kView:   {"isdisjoint", "mapping"},
+	kMacro:  {"arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller"},
+	kIter:   {"close", "send", "throw", "gi_code", "gi_frame", "gi_running", "gi_suspended", "gi_yieldfrom"},
+	kFunc:   {"fromkeys", "sep", "used"},
+	kCycler: {"items", "pos"},
 }
 
 // item is environment.getitem: an item, else for a str key an attribute.

@@ -27,6 +27,9 @@ func (c *compiler) newScope(parent *scope, fn *function) *scope {
 func (c *compiler) context(name string) int {
 	i, ok := c.ctx[name]
 	if !ok {
+		if name == "self" {
+			c.fail(0, "self is not supported")
+		}
 		i = len(c.names)
 		c.ctx[name] = i
 		c.names = append(c.names, name)

@@ -54,7 +54,7 @@ func init() {
 		"sort":        {params: []string{"reverse", "case_sensitive", "attribute"}, fn: filterSort},
 		"string":      {fn: func(st *state, v Value, _ []Value) Value { return st.wantStr(v) }},
 		"sum":         {params: []string{"attribute", "start"}, fn: filterSum},
-		"title":       {fn: strFilter(titleWords)},
+		"title":       {fn: func(st *state, v Value, _ []Value) Value { return String(titleWords(st.strOf(v))) }},
 		"tojson":      {params: []string{"ensure_ascii", "indent", "separators", "sort_keys"}, fn: filterToJSON},
 		"trim":        {params: []string{"chars"}, fn: filterTrim},
 		"truncate":    {params: []string{"length", "killwords", "end", "leeway"}, fn: filterTruncate},

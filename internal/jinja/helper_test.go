@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -88,4 +89,14 @@ func render(source string, vars *Dict) (string, error) {
 	}
 	out, err := tmpl.Render(nil, vars, &Env{Now: fixedNow})
 	return string(out), err
+}
+
+// difference shows the first place at which two texts differ.
+func difference(got, want string) string {
+	i := 0
+	for i < len(got) && i < len(want) && got[i] == want[i] {
+		i++
+	}
+	part := func(s string) string { return strconv.Quote(s[max(0, i-30):min(len(s), i+50)]) }
+	return "at byte " + strconv.Itoa(i) + ": got " + part(got) + ", want " + part(want)
 }

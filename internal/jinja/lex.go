@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"math"
 	"strconv"
 	"strings"
 	"unicode"
@@ -314,10 +313,7 @@ func (lx *lexer) number(rest string) {
 	afterDot := lx.pos > 0 && lx.src[lx.pos-1] == '.'
 	n := digits(rest, "0123456789")
 	if end := floatEnd(rest, n); end > 0 && !afterDot {
-		f, err := strconv.ParseFloat(strings.ReplaceAll(rest[:end], "_", ""), 64)
-		if err != nil && math.IsInf(f, 0) {
-			lx.fail("float literal is too large")
-		}
+		f, _ := strconv.ParseFloat(strings.ReplaceAll(rest[:end], "_", ""), 64) // inf if too large
 		lx.addNumber(Float(f), end)
 		return
 	}
