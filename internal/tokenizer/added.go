@@ -16,8 +16,9 @@ type addedToken struct {
 	Normalized bool   `json:"normalized"`
 	Special    bool   `json:"special"`
 
-	id   uint32
-	text []byte // what is looked for
+	id       uint32
+	text     []byte // what is looked for
+	override bool   // read beside the file: replaces the flags of a token of the file
 }
 
 // matcher finds added tokens, the leftmost and there the longest.
@@ -166,8 +167,8 @@ func spaceBefore(s []byte, i int) int {
 	return i
 }
 
-// assignIDs gives the tokens their ids as Hugging Face does, drops empty and repeated
-// ones, and adds new texts to the vocabulary.
+// assignIDs gives the tokens their ids as Hugging Face does and drops empty and repeated
+// ones.
 func assignIDs(tokens []addedToken, v *vocab, byteLevel bool) []addedToken {
 	seen := map[string]int{}
 	kept := tokens[:0]

@@ -16,9 +16,13 @@ type step struct {
 	from, to []byte
 }
 
-// apply gives the normalized form of s, not empty, in s itself or in sc.
-func (n *normalizer) apply(sc *scratch, s []byte) []byte {
+// apply gives the normalized form of s, not empty, in s itself or in sc. inside: s is not
+// the start of a gap, and nothing is put before it.
+func (n *normalizer) apply(sc *scratch, s []byte, inside bool) []byte {
 	for i := range n.steps {
+		if inside && len(n.steps[i].prepend) > 0 {
+			continue
+		}
 		out := n.steps[i].apply(sc.text, s)
 		if len(out) == 0 {
 			return out
@@ -134,6 +138,17 @@ func (n *normalizer) read(data json.RawMessage, place string) error {
 // noSpaces reports whether the last step leaves no space in the text.
 func (n *normalizer) noSpaces() bool {
 	return len(n.steps) > 0 && n.steps[len(n.steps)-1].spaceToMeta()
+}
+
+// keepsLines reports whether the steps leave a line break between ASCII characters and what
+// stands beside it alone.
+func (n *normalizer) keepsLines() bool {
+	for i := range n.steps {
+		if s := &n.steps[i]; !s.nfc && len(s.prepend) == 0 && string(s.from) != " " {
+			return false
+		}
+	}
+	return true
 }
 
 func (t *step) spaceToMeta() bool { return string(t.from) == " " && string(t.to) == metaStr }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // MaxFileBytes is the size of the largest file that is read.
@@ -17,13 +18,17 @@ func Read(tokenizerJSON []byte) (*Tokenizer, error) {
 		return nil, fmt.Errorf("tokenizer.json: %d bytes are more than the limit of %d", len(tokenizerJSON), MaxFileBytes)
 	}
 	t := &Tokenizer{}
-	if err := t.read(tokenizerJSON); err != nil {
+	if err := t.read(tokenizerJSON, nil); err != nil {
 		return nil, fmt.Errorf("tokenizer.json: %w", err)
 	}
 	return t, nil
 }
 
-func (t *Tokenizer) read(data []byte) error {
+// read fills t from tokenizer.json and the tokens that are defined beside it.
+func (t *Tokenizer) read(data []byte, beside []addedToken) error {
+	if !utf8.Valid(data) {
+		return errors.New("the text is not UTF-8")
+	}
 	file, err := fields(data, "model")
 	if err != nil {
 		return err
@@ -45,6 +50,7 @@ func (t *Tokenizer) read(data []byte) error {
 	if err := json.Unmarshal(orNull(file["added_tokens"]), &tokens); err != nil {
 		return fmt.Errorf("added_tokens: %w", err)
 	}
+	tokens = withTokens(tokens, beside)
 	late := slices.ContainsFunc(tokens, func(a addedToken) bool { return a.Normalized })
 	lazy := t.pre.metaspace
 	if noSpaces && !late && len(t.pre.stages) == 0 && !t.pre.byteLevel {
@@ -57,6 +63,22 @@ func (t *Tokenizer) read(data []byte) error {
 	}
 	t.add(tokens)
 	return nil
+}
+
+// withTokens appends the tokens defined beside tokenizer.json. Those of
+// added_tokens_decoder replace the file's, named special tokens only fill gaps.
+func withTokens(tokens, beside []addedToken) []addedToken {
+	known := map[string]bool{}
+	for _, a := range tokens {
+		known[a.Content] = true
+	}
+	for _, a := range beside {
+		if a.override || !known[a.Content] {
+			tokens = append(tokens, a)
+			known[a.Content] = true
+		}
+	}
+	return tokens
 }
 
 func orNull(data json.RawMessage) json.RawMessage {
@@ -78,10 +100,11 @@ func (t *Tokenizer) add(tokens []addedToken) {
 		if !a.Normalized {
 			a.text = []byte(a.Content)
 			raw = append(raw, a)
-		} else if a.text = slices.Clone(t.normalizer.apply(sc, []byte(a.Content))); len(a.text) > 0 {
+		} else if a.text = slices.Clone(t.normalizer.apply(sc, []byte(a.Content), false)); len(a.text) > 0 {
 			late = append(late, a)
 		}
 	}
+	t.cuttable = t.normalizer.keepsLines() && !slices.ContainsFunc(late, goesAcross)
 	t.raw, t.late, t.plain = newMatcher(raw), newMatcher(late), len(t.normalizer.steps) == 0
 }
 

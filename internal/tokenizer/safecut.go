@@ -14,7 +14,7 @@ func (t *Tokenizer) Frame() (before, after []uint32) { return t.post.before, t.p
 // expression has a match that goes across it or that looks at it from the left, NFC does
 // not compose over it, and a character-level model is asked for its merges.
 func (t *Tokenizer) SafeCut(gap []byte, from int) int {
-	if t.late != nil && t.late.goesAcross() {
+	if !t.cuttable {
 		return -1
 	}
 	for i := max(from-1, 1); i < len(gap)-1; i++ {
@@ -36,17 +36,15 @@ func (t *Tokenizer) SafeCut(gap []byte, from int) int {
 
 func isLetter(b byte) bool { return b|0x20 >= 'a' && b|0x20 <= 'z' }
 
-// goesAcross reports whether a token's text may lie on both sides of a SafeCut.
-func (m *matcher) goesAcross() bool {
-	for i := range m.tokens {
-		text := m.tokens[i].text
-		for k := 0; k+1 < len(text); k++ {
-			if text[k] == '\n' && isLetter(text[k+1]) {
-				return true
-			}
+// goesAcross reports whether a token may lie on both sides of a SafeCut, take a space from
+// the other side, or look there for the end of a word.
+func goesAcross(a addedToken) bool {
+	for k := 0; k+1 < len(a.text); k++ {
+		if a.text[k] == '\n' && isLetter(a.text[k+1]) {
+			return true
 		}
 	}
-	return false
+	return a.LStrip && isLetter(a.text[0]) || a.SingleWord && a.text[len(a.text)-1] == '\n'
 }
 
 // EncodeInside appends the ids of a part of a gap that begins behind a SafeCut.
@@ -56,7 +54,7 @@ func (t *Tokenizer) EncodeInside(dst []uint32, part []byte) []uint32 {
 	}
 	sc := t.scratch()
 	part, sc.valid = t.valid(sc, part)
-	text := t.normalizer.inside().apply(sc, part)
+	text := t.normalizer.apply(sc, part, true)
 	if t.plain || t.late == nil {
 		dst = t.cut(sc, dst, text, t.pre.stages)
 	} else {
@@ -74,20 +72,4 @@ func (t *Tokenizer) EncodeInside(dst []uint32, part []byte) []uint32 {
 	}
 	t.release(sc)
 	return dst
-}
-
-// inside is the normalizer without what it puts before a gap.
-func (n *normalizer) inside() *normalizer {
-	for i := range n.steps {
-		if len(n.steps[i].prepend) > 0 {
-			out := &normalizer{}
-			for _, s := range n.steps {
-				if len(s.prepend) == 0 {
-					out.steps = append(out.steps, s)
-				}
-			}
-			return out
-		}
-	}
-	return n
 }

@@ -12,6 +12,8 @@ type Tokenizer struct {
 	late  *matcher // added tokens looked for in the normalized text
 	plain bool     // nothing is normalized: late ones are found by Split too
 
+	cuttable bool // SafeCut may be asked
+
 	normalizer normalizer
 	pre        pretokenizer
 	post       postProcessor
@@ -111,7 +113,7 @@ func (t *Tokenizer) walk(text []byte, yield func(lo, hi int, token *addedToken) 
 
 // gap appends the ids of a gap, not empty, of valid UTF-8.
 func (t *Tokenizer) gap(sc *scratch, dst []uint32, gap []byte, first bool) []uint32 {
-	text := t.normalizer.apply(sc, gap)
+	text := t.normalizer.apply(sc, gap, false)
 	if t.plain || t.late == nil {
 		return t.pieces(sc, dst, text, first)
 	}
