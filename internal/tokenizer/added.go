@@ -112,7 +112,8 @@ func (m *matcher) at(s []byte) (best *addedToken) {
 }
 
 // split yields the gaps (token nil) and tokens of s in order, as offsets. It gives false when
-// yield did.
+// yield did. As in Hugging Face's code a token of white space may lie inside the white
+// space that the token before took along.
 func (m *matcher) split(s []byte, yield func(lo, hi int, t *addedToken) bool) bool {
 	start := 0
 	for i := 0; m != nil; {
@@ -125,15 +126,14 @@ func (m *matcher) split(s []byte, yield func(lo, hi int, t *addedToken) bool) bo
 			continue
 		}
 		if t.LStrip {
-			lo = spaceBefore(s, lo)
+			lo = max(spaceBefore(s, lo), start)
 		}
 		if t.RStrip {
 			hi = run(s, hi, classSpace)
 		}
-		if hi <= start { // a token of white space that the one before took along
+		if lo >= hi { // nothing is left of it, or Hugging Face panics
 			continue
 		}
-		lo = max(lo, start)
 		if start < lo && !yield(start, lo, nil) {
 			return false
 		}

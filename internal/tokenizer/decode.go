@@ -56,7 +56,10 @@ func (d *decoder) read(data json.RawMessage, place string) error {
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
 	start := len(dst)
 	for _, id := range ids {
-		word := t.model.vocab.bytes(id)
+		word, renamed := t.names[id]
+		if !renamed {
+			word = t.model.vocab.bytes(id)
+		}
 		if t.decoder.fallback {
 			if b, ok := byteToken(word); ok {
 				dst = append(dst, b)

@@ -102,10 +102,25 @@ func (t *Tokenizer) add(tokens []addedToken) {
 			raw = append(raw, a)
 		} else if a.text = slices.Clone(t.normalizer.apply(sc, []byte(a.Content), false)); len(a.text) > 0 {
 			late = append(late, a)
+			if string(a.text) != a.Content {
+				t.rename(a)
+			}
 		}
 	}
 	t.cuttable = t.normalizer.keepsLines() && !slices.ContainsFunc(late, goesAcross)
 	t.raw, t.late, t.plain = newMatcher(raw), newMatcher(late), len(t.normalizer.steps) == 0
+}
+
+// rename makes an added token decode to its normalized text.
+func (t *Tokenizer) rename(a addedToken) {
+	if t.names == nil {
+		t.names = map[uint32][]byte{}
+	}
+	word := a.text
+	if t.pre.byteLevel {
+		word, _ = appendAlphabet(nil, a.text)
+	}
+	t.names[a.id] = word
 }
 
 // modelFile is the model of a file without its vocabulary and merges.
