@@ -159,7 +159,7 @@ func (st *state) item(v, key Value) Value {
 		if key.k == kList || key.k == kDict {
 			return Value{} // unhashable: TypeError, which getitem swallows
 		}
-		if i := v.dict().findValue(key); i >= 0 {
+		if i := st.findKey(v.dict(), key); i >= 0 {
 			return v.dict().entries[i].val
 		}
 	case key.k == kInt || key.k == kBool:
@@ -189,6 +189,7 @@ func (st *state) index(v Value, i int) (Value, bool) {
 			return items[i], true
 		}
 	case kString:
+		st.scan(min(int(v.n), max(i, -i)))
 		s, ok := runeAt(v.str(), i)
 		c := String(s)
 		c.sub = v.sub
@@ -238,7 +239,7 @@ func (st *state) slice(v, start, stop, step Value) Value {
 	default:
 		failf("'%s' object is not subscriptable by a slice", v.typeName())
 	}
-	n, _ := length(v)
+	n := st.mustLength(v)
 	from, to, by := sliceBounds(n, start, stop, step)
 	count := (&rangeObj{int64(from), int64(to), int64(by)}).len()
 	switch {
@@ -315,8 +316,8 @@ func (st *state) sliceString(s string, from, count, by, n int) string {
 		rest := s[start:]
 		return rest[:offset(rest, count, n-from)]
 	}
-	st.charge(n >> 3)
 	if n != len(s) {
+		st.charge(n / 64)
 		runes := make([]string, 0, n)
 		for s != "" {
 			_, size := utf8.DecodeRuneInString(s)

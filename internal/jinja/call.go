@@ -83,11 +83,12 @@ func (st *state) addKeywords(kw []kwarg, v Value) []kwarg {
 	if v.k != kDict {
 		failf("argument after ** must be a mapping, not %s", v.typeName())
 	}
+	explicit := len(kw)
 	for _, e := range v.dict().entries {
 		if e.key.k != kString {
 			fail("keywords must be strings")
 		}
-		for _, other := range kw {
+		for _, other := range kw[:explicit] {
 			if other.name == e.key.str() {
 				fail("got multiple values for a keyword argument")
 			}

@@ -34,9 +34,10 @@ func truth(v Value) bool {
 	return true
 }
 
-func equal(a, b Value) bool { return equalDepth(a, b, 0) }
+// equal is a == b.
+func (st *state) equal(a, b Value) bool { return st.equalDepth(a, b, 0) }
 
-func equalDepth(a, b Value, depth int) bool {
+func (st *state) equalDepth(a, b Value, depth int) bool {
 	if a.isNumber() && b.isNumber() {
 		return compareNumbers(a, b) == 0
 	}
@@ -45,6 +46,7 @@ func equalDepth(a, b Value, depth int) bool {
 	}
 	switch a.k {
 	case kString:
+		st.scan(int(min(a.n, b.n)))
 		return a.str() == b.str()
 	case kUndefined, kNone:
 		return true
@@ -53,32 +55,34 @@ func equalDepth(a, b Value, depth int) bool {
 			return false
 		}
 		checkNesting(depth)
+		st.charge(int(a.n) / 8)
 		y := b.items()
 		for i, x := range a.items() {
-			if !equalDepth(x, y[i], depth+1) {
+			if !st.equalDepth(x, y[i], depth+1) {
 				return false
 			}
 		}
 		return true
 	case kDict:
-		return a.p == b.p || equalDicts(a.dict(), b.dict(), depth)
+		return a.p == b.p || st.equalDicts(a.dict(), b.dict(), depth)
 	case kRange:
 		return *a.rng() == *b.rng()
 	case kView:
-		return a.sub == b.sub && a.sub != viewValues && equalDicts(a.dict(), b.dict(), depth)
+		return a.sub == b.sub && a.sub != viewValues && st.equalDicts(a.dict(), b.dict(), depth)
 	}
 	return a.p == b.p
 }
 
-func equalDicts(a, b *Dict, depth int) bool {
+func (st *state) equalDicts(a, b *Dict, depth int) bool {
 	if len(a.entries) != len(b.entries) {
 		return false
 	}
 	checkNesting(depth)
+	st.charge(len(a.entries) / 8)
 	for i := range a.entries {
 		e := &a.entries[i]
-		j := b.findValue(e.key)
-		if j < 0 || !equalDepth(e.val, b.entries[j].val, depth+1) {
+		j := st.findKey(b, e.key)
+		if j < 0 || !st.equalDepth(e.val, b.entries[j].val, depth+1) {
 			return false
 		}
 	}
@@ -131,20 +135,22 @@ func compareIntFloat(a Value, f float64) int {
 
 // order is Python's a < b (-1), a == b (0), a > b (1), or 2 when neither holds.
 // Types without an order are an error; op is the operator for its message.
-func order(a, b Value, op string) int { return orderDepth(a, b, op, 0) }
+func (st *state) order(a, b Value, op string) int { return st.orderDepth(a, b, op, 0) }
 
-func orderDepth(a, b Value, op string, depth int) int {
+func (st *state) orderDepth(a, b Value, op string, depth int) int {
 	switch {
 	case a.isNumber() && b.isNumber():
 		return compareNumbers(a, b)
 	case a.k == kString && b.k == kString:
+		st.scan(int(min(a.n, b.n)))
 		return strings.Compare(a.str(), b.str())
 	case a.k == b.k && a.isSeq():
 		checkNesting(depth)
 		x, y := a.items(), b.items()
+		st.charge(min(len(x), len(y)) / 8)
 		for i := range min(len(x), len(y)) {
-			if !equalDepth(x[i], y[i], depth+1) {
-				return orderDepth(x[i], y[i], op, depth+1)
+			if !st.equalDepth(x[i], y[i], depth+1) {
+				return st.orderDepth(x[i], y[i], op, depth+1)
 			}
 		}
 		return compareNumbers(Int(a.n), Int(b.n))
@@ -203,6 +209,17 @@ func appendHash(dst []byte, v Value, depth int) []byte {
 	return strconv.AppendUint(append(dst, 'p'), uint64(uintptr(v.p)), 16)
 }
 
+// findKey is d.findValue, counted as steps for long keys.
+func (st *state) findKey(d *Dict, key Value) int {
+	switch key.k {
+	case kString:
+		st.scan(int(key.n))
+	case kTuple:
+		st.charge(int(key.n))
+	}
+	return d.findValue(key)
+}
+
 // contains is needle in v.
 func (st *state) contains(v, needle Value) bool {
 	switch v.k {
@@ -210,13 +227,13 @@ func (st *state) contains(v, needle Value) bool {
 		if needle.k != kString {
 			failf("'in <string>' requires string as left operand, not %s", needle.typeName())
 		}
-		st.charge(len(v.str()) >> 3)
+		st.scan(len(v.str()))
 		return strings.Contains(v.str(), needle.str())
 	case kDict:
-		return v.dict().findValue(needle) >= 0
+		return st.findKey(v.dict(), needle) >= 0
 	case kView:
 		if v.sub == viewKeys {
-			return v.dict().findValue(needle) >= 0
+			return st.findKey(v.dict(), needle) >= 0
 		}
 	case kUndefined:
 		return false
@@ -227,7 +244,7 @@ func (st *state) contains(v, needle Value) bool {
 		if !ok {
 			return false
 		}
-		if equal(x, needle) {
+		if st.equal(x, needle) {
 			return true
 		}
 	}

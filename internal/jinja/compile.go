@@ -1,5 +1,8 @@
 package jinja
 
+// maxLoops bounds how deep loops may be nested. CPython refuses more than 20.
+const maxLoops = 20
+
 // compiler binds the names of a parsed template and checks what Python's compiler
 // refuses.
 type compiler struct {
@@ -167,7 +170,9 @@ func (c *compiler) forStmt(s *scope, st *forStmt) {
 	if st.loop != nil {
 		c.bind(st.sc, st.loop)
 	}
-	c.anyFor++
+	if c.anyFor++; c.anyFor > maxLoops {
+		c.fail(st.line, "too many nested loops")
+	}
 	c.forTest(s, fn, st)
 	c.target(st.sc, st.line, st.target)
 	loops := c.loops

@@ -14,7 +14,9 @@ func (st *state) escape(v Value) string {
 		return s
 	}
 	st.charge(len(s) / stepBytes)
-	return htmlEscaper.Replace(s)
+	s = htmlEscaper.Replace(s)
+	st.bound(len(s))
+	return s
 }
 
 func filterEscape(st *state, v Value, _ []Value) Value { return markup(st.escape(v)) }
@@ -28,7 +30,9 @@ func filterSafe(st *state, v Value, _ []Value) Value { return markup(st.strOf(v)
 // filterURLEncode quotes a text, or the pairs of a dict as a query.
 func filterURLEncode(st *state, v Value, _ []Value) Value {
 	if v.k == kString || !iterable(v) {
-		return String(quoteURL(st.strOf(v), false))
+		s := st.strOf(v)
+		st.charge(len(s) / stepBytes)
+		return String(quoteURL(s, false))
 	}
 	if v.k == kDict {
 		v = Value{k: kView, p: v.p, sub: viewItems}
@@ -44,6 +48,7 @@ func filterURLEncode(st *state, v Value, _ []Value) Value {
 		if len(kv) != 2 {
 			fail("too many or not enough values to unpack (expected 2)")
 		}
+		st.charge(1 + int(kv[0].n+kv[1].n)/stepBytes)
 		parts = append(parts, quoteURL(st.strOf(kv[0]), true)+"="+quoteURL(st.strOf(kv[1]), true))
 	}
 }

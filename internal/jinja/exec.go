@@ -27,6 +27,16 @@ type textStmt struct{ text string }
 
 func (s *textStmt) exec(st *state) ctl {
 	st.out = append(st.out, s.text...)
+	st.checkOutput()
+	return ctlNext
+}
+
+// costStmt counts the steps of running the body that it starts, whose expressions may
+// be long.
+type costStmt struct{ steps int }
+
+func (s *costStmt) exec(st *state) ctl {
+	st.charge(s.steps)
 	return ctlNext
 }
 
@@ -216,6 +226,7 @@ type forStmt struct {
 	iter       expr
 	test       expr
 	testTarget expr // target, in the variables that test sees
+	testCost   int  // steps of evaluating test
 	body       []stmt
 	orElse     []stmt
 	hasElse    bool

@@ -231,18 +231,18 @@ func (e *compareExpr) children(f func(expr)) {
 func (st *state) compare(op compareOp, a, b Value) bool {
 	switch op {
 	case cmpEq:
-		return equal(a, b)
+		return st.equal(a, b)
 	case cmpNe:
-		return !equal(a, b)
+		return !st.equal(a, b)
 	case cmpLt:
-		return order(a, b, "<") == -1
+		return st.order(a, b, "<") == -1
 	case cmpLe:
-		c := order(a, b, "<=")
+		c := st.order(a, b, "<=")
 		return c == -1 || c == 0
 	case cmpGt:
-		return order(a, b, ">") == 1
+		return st.order(a, b, ">") == 1
 	case cmpGe:
-		c := order(a, b, ">=")
+		c := st.order(a, b, ">=")
 		return c == 1 || c == 0
 	case cmpIn:
 		return st.contains(b, a)

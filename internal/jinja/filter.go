@@ -20,8 +20,11 @@ func (d *filterDef) apply(st *state, v Value, a args) Value {
 	if len(a.kw) == 0 && len(a.pos) == len(d.params) {
 		return d.fn(st, v, a.pos)
 	}
-	var room [8]Value
-	return d.fn(st, v, bindArgs(room[:0], a, d.params, d.need))
+	base := len(st.stack)
+	st.stack = bindArgs(st.stack, a, d.params, d.need)
+	v = d.fn(st, v, st.stack[base:len(st.stack):len(st.stack)])
+	st.stack = st.stack[:base]
+	return v
 }
 
 // bindArgs appends the arguments in the order of params, missing where none is given.

@@ -58,6 +58,7 @@ func filterInt(st *state, v Value, a []Value) Value {
 			fail("cannot convert float infinity to integer")
 		}
 	case kString:
+		st.charge(int(v.n) / stepBytes)
 		if n, ok := parsePythonInt(v.str(), base); ok {
 			return n
 		}
@@ -75,6 +76,7 @@ func filterFloat(st *state, v Value, a []Value) Value {
 	case v.isNumber():
 		return Float(toFloat(v))
 	case v.k == kString:
+		st.charge(int(v.n) / stepBytes)
 		if f, ok := parsePythonFloat(v.str()); ok {
 			return Float(f)
 		}

@@ -54,7 +54,7 @@ func init() {
 		"sort":        {params: []string{"reverse", "case_sensitive", "attribute"}, fn: filterSort},
 		"string":      {fn: func(st *state, v Value, _ []Value) Value { return st.wantStr(v) }},
 		"sum":         {params: []string{"attribute", "start"}, fn: filterSum},
-		"title":       {fn: func(st *state, v Value, _ []Value) Value { return String(titleWords(st.strOf(v))) }},
+		"title":       {fn: filterTitle},
 		"tojson":      {params: []string{"ensure_ascii", "indent", "separators", "sort_keys"}, fn: filterToJSON},
 		"trim":        {params: []string{"chars"}, fn: filterTrim},
 		"truncate":    {params: []string{"length", "killwords", "end", "leeway"}, fn: filterTruncate},
@@ -221,7 +221,7 @@ func (st *state) replace(s, old, with string, count int) string {
 
 func filterTrim(st *state, v Value, a []Value) Value {
 	s := st.wantStr(v)
-	return sameKind(strip(s.str(), opt(a[0], None()), true, true), s)
+	return st.strip(s, opt(a[0], None()), true, true)
 }
 
 func filterCenter(st *state, v Value, a []Value) Value {
@@ -284,6 +284,12 @@ func filterTruncate(st *state, v Value, a []Value) Value {
 	return st.add(cut, end)
 }
 
+func filterTitle(st *state, v Value, _ []Value) Value {
+	s := st.strOf(v)
+	st.charge(len(s) / stepBytes)
+	return String(titleWords(s))
+}
+
 // titleWords is the title filter, which differs from str.title.
 func titleWords(s string) string {
 	var b strings.Builder
@@ -307,7 +313,9 @@ func isTitleGap(r rune) bool { return strings.ContainsRune("-({[<", r) || isSpac
 
 func filterWordcount(st *state, v Value, _ []Value) Value {
 	n, in := int64(0), false
-	for _, r := range st.strOf(v) {
+	s := st.strOf(v)
+	st.charge(len(s) / stepBytes)
+	for _, r := range s {
 		word := r == '_' || unicode.IsLetter(r) || unicode.IsNumber(r)
 		if word && !in {
 			n++

@@ -14,6 +14,7 @@ func (st *state) attrGetter(attribute Value) func(Value) Value {
 	}
 	parts := attributePath(attribute)
 	return func(v Value) Value {
+		st.charge(len(parts) / 4)
 		for _, part := range parts {
 			v = st.item(v, part)
 		}
@@ -38,8 +39,9 @@ func attributePath(attribute Value) []Value {
 	return parts
 }
 
-func ignoreCase(v Value) Value {
+func (st *state) ignoreCase(v Value) Value {
 	if v.k == kString {
+		st.charge(int(v.n) / stepBytes)
 		return String(lower(v.str()))
 	}
 	return v
@@ -51,7 +53,7 @@ func (st *state) keyGetter(attribute, caseSensitive Value) func(Value) Value {
 	if optBool(caseSensitive) {
 		return get
 	}
-	return func(v Value) Value { return ignoreCase(get(v)) }
+	return func(v Value) Value { return st.ignoreCase(get(v)) }
 }
 
 // mapEmpty reports whether map, select and reject yield nothing at once.
@@ -86,6 +88,7 @@ func (st *state) mapper(a args) func(*state, Value) Value {
 		}
 		parts := attributePath(attribute)
 		return func(st *state, v Value) Value {
+			st.charge(len(parts) / 4)
 			for _, part := range parts {
 				v = st.item(v, part)
 				if v.k == kUndefined && def.k != kUndefined && def.k != kNone {
@@ -177,7 +180,7 @@ func filterUnique(st *state, v Value, a []Value) Value {
 			if !ok {
 				return Value{}, false
 			}
-			if key := get(x); seen.findValue(key) < 0 {
+			if key := get(x); st.findKey(seen, key) < 0 {
 				seen.add(key, Value{})
 				return x, true
 			}
@@ -194,7 +197,7 @@ func (st *state) sortBy(items, keys []Value, reverse bool) []Value {
 	}
 	slices.SortStableFunc(at, func(i, j int) int {
 		st.charge(1)
-		c := order(keys[i], keys[j], "<")
+		c := st.order(keys[i], keys[j], "<")
 		if c == 2 {
 			c = 0
 		}
@@ -222,6 +225,7 @@ func filterSort(st *state, v Value, a []Value) Value {
 	items := st.collect(v)
 	keys := make([]Value, len(items))
 	for i, item := range items {
+		st.charge(1 + len(gets)/8)
 		key := make([]Value, len(gets))
 		for j, get := range gets {
 			key[j] = get(item)
@@ -249,15 +253,17 @@ func filterDictsort(st *state, v Value, a []Value) Value {
 	keys := make([]Value, len(items))
 	for i, item := range items {
 		if keys[i] = item.items()[by]; !optBool(a[0]) {
-			keys[i] = ignoreCase(keys[i])
+			keys[i] = st.ignoreCase(keys[i])
 		}
 	}
 	return List(st.sortBy(items, keys, optBool(a[2])))
 }
 
 func filterGroupby(st *state, v Value, a []Value) Value {
+	parts := attributePath(a[0])
 	get := func(item Value) Value {
-		for _, part := range attributePath(a[0]) {
+		st.charge(len(parts) / 4)
+		for _, part := range parts {
 			item = st.item(item, part)
 			if item.k == kUndefined && a[1].k != kMissing && a[1].k != kNone {
 				item = a[1]
@@ -269,7 +275,7 @@ func filterGroupby(st *state, v Value, a []Value) Value {
 		if optBool(a[2]) {
 			return get(item)
 		}
-		return ignoreCase(get(item))
+		return st.ignoreCase(get(item))
 	}
 	items := st.collect(v)
 	keys := make([]Value, len(items))
@@ -280,7 +286,7 @@ func filterGroupby(st *state, v Value, a []Value) Value {
 	sorted := st.sortBy(items, keys, false)
 	for start := 0; start < len(sorted); {
 		end := start + 1
-		for end < len(sorted) && equal(key(sorted[end]), key(sorted[start])) {
+		for end < len(sorted) && st.equal(key(sorted[end]), key(sorted[start])) {
 			end++
 		}
 		g := tuple([]Value{get(sorted[start]), List(sorted[start:end])})
@@ -308,7 +314,7 @@ func (st *state) extreme(v Value, a []Value, sign int, op string) Value {
 		if !ok {
 			return best
 		}
-		if k := get(x); order(k, key, op) == sign {
+		if k := get(x); st.order(k, key, op) == sign {
 			best, key = x, k
 		}
 	}
@@ -335,7 +341,7 @@ func filterBatch(st *state, v Value, a []Value) Value {
 	size := a[0]
 	return generator(func(st *state) (Value, bool) {
 		var row []Value
-		for !equal(Int(int64(len(row))), size) || len(row) == 0 {
+		for !st.equal(Int(int64(len(row))), size) || len(row) == 0 {
 			x, ok := it.next(st)
 			if !ok {
 				break
@@ -347,6 +353,7 @@ func filterBatch(st *state, v Value, a []Value) Value {
 		}
 		if fill := opt(a[1], None()); fill.k != kNone {
 			st.bound(24 * wantInt(size))
+			st.charge(wantInt(size) / 8)
 			for len(row) < wantInt(size) {
 				row = append(row, fill)
 			}

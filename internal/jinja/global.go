@@ -28,6 +28,9 @@ func raise(st *state, a args) Value {
 func strftimeNow(st *state, a args) Value {
 	var room [1]Value
 	format := wantString(bindArgs(room[:0], a, []string{"format"}, 1)[0])
+	if len(format) > 1<<12 {
+		failLimit("time format is too long")
+	}
 	return String(st.build(func(b []byte) []byte { return appendTime(b, format, st.now()) }))
 }
 

@@ -85,8 +85,11 @@ func generator(next func(st *state) (Value, bool)) Value {
 func (st *state) iterate(v Value) iter {
 	switch v.k {
 	case kList, kTuple:
+		st.charge(int(v.n) / 16)
 		return iter{seq: v.items()}
 	case kString, kDict, kView, kRange, kUndefined:
+		n, _ := length(v)
+		st.charge(n / 16)
 		return iter{v: v}
 	case kIter:
 		return iter{v: v, steps: (*iterObj)(v.p).next}
@@ -204,6 +207,9 @@ func length(v Value) (n int, ok bool) {
 func (st *state) mustLength(v Value) int {
 	if v.k == kLoop {
 		return v.loop().length(st)
+	}
+	if v.k == kString {
+		st.scan(int(v.n))
 	}
 	n, ok := length(v)
 	if !ok {

@@ -65,7 +65,7 @@ func (st *state) appendJSONDict(dst []byte, d *Dict, f *jsonFormat, at int) []by
 	entries := d.entries
 	if f.sortKeys {
 		entries = slices.Clone(entries)
-		slices.SortStableFunc(entries, func(a, b entry) int { return order(a.key, b.key, "<") })
+		slices.SortStableFunc(entries, func(a, b entry) int { return st.order(a.key, b.key, "<") })
 	}
 	dst = append(dst, '{')
 	for i := range entries {

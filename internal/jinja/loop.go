@@ -50,7 +50,7 @@ func (l *loopObj) pull(st *state) (Value, bool) {
 		if !ok {
 			return v, ok
 		}
-		st.charge(1)
+		st.charge(l.def.testCost)
 		st.assign(l.def.testTarget, v)
 		if truth(l.def.test.eval(st)) {
 			return v, true
@@ -158,8 +158,8 @@ func (l *loopObj) cycle(args []Value) Value {
 	return args[l.index0%len(args)]
 }
 
-func (l *loopObj) hasChanged(args []Value) Value {
-	if l.changed.k == kTuple && equal(l.changed, tuple(args)) {
+func (l *loopObj) hasChanged(st *state, args []Value) Value {
+	if l.changed.k == kTuple && st.equal(l.changed, tuple(args)) {
 		return Bool(false)
 	}
 	l.changed = tuple(append([]Value(nil), args...))

@@ -20,6 +20,7 @@ type macroDef struct {
 	kwargs, varargs *nameExpr
 	usesCaller      bool
 	ownCaller       bool // caller is one of params
+	cost            int  // steps of evaluating the defaults
 }
 
 // macroObj is a macro with the variables it can see.
@@ -77,6 +78,7 @@ func (st *state) callMacro(m *macroObj, a args) {
 // bind stores the arguments of a call in the macro's frame, by the rules of jinja2's
 // Macro.__call__.
 func (m *macroDef) bind(st *state, a args) {
+	st.charge(m.cost + len(m.params)*len(a.kw)/64)
 	n := min(len(a.pos), len(m.params))
 	for i := range n {
 		st.assign(m.params[i].ref, a.pos[i])

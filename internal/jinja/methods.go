@@ -38,9 +38,9 @@ func (a *args) at(i int) Value {
 	return missing
 }
 
-func dictGet(_ *state, d Value, a args) Value {
+func dictGet(st *state, d Value, a args) Value {
 	a.want(1, 2)
-	if i := d.dict().findValue(a.pos[0]); i >= 0 {
+	if i := st.findKey(d.dict(), a.pos[0]); i >= 0 {
 		return d.dict().entries[i].val
 	}
 	return opt(a.at(1), None())
@@ -55,20 +55,20 @@ func view(sub uint8) methodFn {
 
 var listMethods = map[string]methodFn{
 	"copy": func(_ *state, l Value, a args) Value { a.want(0, 0); return l },
-	"count": func(_ *state, l Value, a args) Value {
+	"count": func(st *state, l Value, a args) Value {
 		a.want(1, 1)
 		n := 0
 		for _, x := range l.items() {
-			if equal(x, a.pos[0]) {
+			if st.equal(x, a.pos[0]) {
 				n++
 			}
 		}
 		return Int(int64(n))
 	},
-	"index": func(_ *state, l Value, a args) Value {
+	"index": func(st *state, l Value, a args) Value {
 		a.want(1, 3)
 		from, to, _ := sliceBounds(int(l.n), opt(a.at(1), None()), opt(a.at(2), None()), None())
-		i := slices.IndexFunc(l.items()[from:to], func(x Value) bool { return equal(x, a.pos[0]) })
+		i := slices.IndexFunc(l.items()[from:to], func(x Value) bool { return st.equal(x, a.pos[0]) })
 		if i < 0 {
 			fail("value is not in list")
 		}
@@ -78,7 +78,7 @@ var listMethods = map[string]methodFn{
 
 var loopMethods = map[string]methodFn{
 	"cycle":   func(_ *state, l Value, a args) Value { return l.loop().cycle(a.pos) },
-	"changed": func(_ *state, l Value, a args) Value { return l.loop().hasChanged(a.pos) },
+	"changed": func(st *state, l Value, a args) Value { return l.loop().hasChanged(st, a.pos) },
 }
 
 var floatMethods = map[string]methodFn{
@@ -150,8 +150,9 @@ func strMethod(f func(string) string) methodFn {
 }
 
 func strTest(f func(string) bool) methodFn {
-	return func(_ *state, s Value, a args) Value {
+	return func(st *state, s Value, a args) Value {
 		a.want(0, 0)
+		st.charge(int(s.n) / stepBytes)
 		return Bool(f(s.str()))
 	}
 }
@@ -190,18 +191,20 @@ func isIdentifier(s string) bool {
 }
 
 func stripMethod(left, right bool) methodFn {
-	return func(_ *state, s Value, a args) Value {
+	return func(st *state, s Value, a args) Value {
 		a.want(0, 1)
-		return sameKind(strip(s.str(), opt(a.at(0), None()), left, right), s)
+		return st.strip(s, opt(a.at(0), None()), left, right)
 	}
 }
 
 // affix is startswith or endswith.
 func affix(has func(s, affix string) bool) methodFn {
-	return func(_ *state, s Value, a args) Value {
+	return func(st *state, s Value, a args) Value {
 		a.want(1, 3)
 		text := s.str()
+		st.scan(int(a.pos[0].n))
 		if len(a.pos) > 1 {
+			st.scan(len(text))
 			from, to, ok := span(text, a)
 			if !ok {
 				return Bool(false)

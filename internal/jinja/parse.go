@@ -3,8 +3,9 @@ package jinja
 import "slices"
 
 const (
-	maxSource = 4 << 20 // bytes of a template
+	maxSource = 1 << 20 // bytes of a template
 	maxNest   = 200     // nested tags and brackets; CPython refuses about half of that
+	maxArgs   = 1000    // named arguments of a macro or a call
 	maxChain  = 1500    // nodes of one expression that hang on each other, as in a.b.c
 )
 
@@ -14,7 +15,11 @@ type parser struct {
 	pos   int
 	nest  int
 	chain int
+	inner int // tokens of the blocks that have ended
 }
+
+// tokensPerStep is the number of tokens that count as a step when they are run.
+const tokensPerStep = 16
 
 // Parse parses a chat template. Errors are of type *Error.
 func Parse(source string) (t *Template, err error) {
@@ -138,6 +143,17 @@ func (p *parser) link() {
 func (p *parser) block(ends ...string) []stmt {
 	p.enter()
 	defer p.leave()
+	start, inner := p.pos, p.inner
+	body := p.statements(ends)
+	own := p.pos - start - (p.inner - inner)
+	p.inner = inner + p.pos - start
+	if cost := own / tokensPerStep; cost > 0 {
+		body = append([]stmt{&costStmt{cost}}, body...)
+	}
+	return body
+}
+
+func (p *parser) statements(ends []string) []stmt {
 	var body []stmt
 	for {
 		switch t := p.cur(); t.kind {
@@ -245,8 +261,9 @@ func (p *parser) forTag(line int) stmt {
 	s.target = p.target(tupleOpts{simple: true, end: "in"})
 	p.expectName("in")
 	s.iter = p.tuple(tupleOpts{end: "recursive"})
-	if p.skipName("if") {
+	if start := p.pos; p.skipName("if") {
 		s.test = p.expression()
+		s.testCost = 1 + (p.pos-start)/tokensPerStep
 	}
 	s.recursive = p.skipName("recursive")
 	var end string
@@ -310,6 +327,7 @@ func (p *parser) callTag(line int) stmt {
 }
 
 func (p *parser) signature(m *macroDef) {
+	start := p.pos
 	p.expectOp("(")
 	for !p.isOp(")") {
 		if len(m.params) > 0 {
@@ -327,9 +345,12 @@ func (p *parser) signature(m *macroDef) {
 				p.fail("duplicate argument '" + prm.name + "'")
 			}
 		}
-		m.params = append(m.params, prm)
+		if m.params = append(m.params, prm); len(m.params) > maxArgs {
+			p.fail("too many arguments")
+		}
 	}
 	p.expectOp(")")
+	m.cost = (p.pos - start) / tokensPerStep
 }
 
 // target parses what a value is assigned to: a name, a tuple of targets or, with

@@ -28,7 +28,7 @@ func (p *parser) callArg(a *argList) {
 	case p.cur().kind == tokName && p.peek().kind == tokOp && p.peek().text == "=":
 		name := p.advance().text
 		p.pos++
-		ok = a.dynKw == nil
+		ok = a.dynKw == nil && len(a.names) < maxArgs
 		for _, n := range a.names {
 			ok = ok && n != name
 		}

@@ -17,11 +17,15 @@ const (
 // one step.
 const stepBytes = 256
 
+// scanBytes is the number of bytes looked at (compared, searched, counted) that count
+// as one step.
+const scanBytes = 1024
+
 // Env holds the clock and the bounds of a Render. A zero field has its default.
 type Env struct {
 	Now       func() time.Time // for strftime_now; time.Now. Set it to make prompts repeatable
 	MaxOutput int              // bytes of output, and of any one text made on the way; 64 MiB
-	MaxSteps  int              // loop rounds, calls and 256 bytes of text made; 1,000,000
+	MaxSteps  int              // loop rounds, calls, 16 tokens run, 256 bytes of text made; 1,000,000
 	MaxDepth  int              // nested macro calls and recursive loops; 200
 }
 
@@ -154,6 +158,13 @@ func (st *state) reset() {
 	st.out, st.now, st.fr = nil, nil, nil
 }
 
+// scan counts the steps of looking at n bytes of text.
+func (st *state) scan(n int) {
+	if n >= scanBytes {
+		st.charge(n / scanBytes)
+	}
+}
+
 // charge counts n steps.
 func (st *state) charge(n int) {
 	if st.steps -= n; st.steps < 0 {
@@ -163,7 +174,7 @@ func (st *state) charge(n int) {
 
 // bound refuses a text of n bytes that is longer than the output may be.
 func (st *state) bound(n int) {
-	if n > st.maxOut {
+	if n-st.base > st.maxOut {
 		failLimit("text is too long")
 	}
 }
@@ -203,8 +214,8 @@ func (st *state) release(f *frame) {
 // newValues returns room for n values that live at most as long as the Render.
 func (st *state) newValues(n int) []Value {
 	const chunk = 512
+	st.charge(n / 8)
 	if n > 64 {
-		st.charge(n / 8)
 		return make([]Value, n)
 	}
 	if len(st.values)+n > cap(st.values) {

@@ -65,6 +65,7 @@ func (e *sumExpr) emit(st *state) {
 			return
 		}
 		st.out = append(st.out, w.str()...)
+		st.checkOutput()
 	}
 }
 

@@ -183,6 +183,15 @@ func isTitleCase(s string) bool {
 }
 
 // strip is str.strip, lstrip and rstrip: of white space if chars is None.
+func (st *state) strip(v, chars Value, left, right bool) Value {
+	if chars.k == kString && chars.n > smallSet {
+		st.charge(int(chars.n) / 16)
+	}
+	s := strip(v.str(), chars, left, right)
+	st.charge((int(v.n) - len(s)) / stepBytes)
+	return sameKind(s, v)
+}
+
 func strip(s string, chars Value, left, right bool) string {
 	cut := isSpace
 	switch chars.k {
@@ -198,7 +207,7 @@ func strip(s string, chars Value, left, right bool) string {
 			}
 			return s
 		}
-		cut = func(r rune) bool { return strings.ContainsRune(set, r) }
+		cut = memberOf(set)
 	default:
 		failf("strip arg must be None or str, not %s", chars.typeName())
 	}
@@ -209,6 +218,21 @@ func strip(s string, chars Value, left, right bool) string {
 		s = strings.TrimRightFunc(s, cut)
 	}
 	return s
+}
+
+// smallSet is the number of bytes up to which a set of characters is searched.
+const smallSet = 32
+
+// memberOf returns a function that tells whether a character is in set.
+func memberOf(set string) func(rune) bool {
+	if len(set) <= smallSet {
+		return func(r rune) bool { return strings.ContainsRune(set, r) }
+	}
+	in := map[rune]bool{}
+	for _, r := range set {
+		in[r] = true
+	}
+	return func(r rune) bool { return in[r] }
 }
 
 // splitLines is str.splitlines.
