@@ -10,6 +10,7 @@
 #                              already are used again.
 #   WARMROUTE_INTEROP_STRINGS  random strings per family (default 1000000)
 set -eu
+export TRANSFORMERS_VERBOSITY=error
 
 here=$(cd "$(dirname "$0")" && pwd)
 mode=${1:-compare}
