@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"unicode/utf8"
 )
 
 // vocab maps the bytes of a token to its id and back. Byte-level tokens are kept as the
@@ -17,6 +18,7 @@ type vocab struct {
 	count int
 	twice bool              // a token stands twice, or is in odd
 	long  int               // bytes of the longest token
+	wide  int               // and of the longest that does not begin with ASCII
 	odd   map[string]uint32 // tokens that no text can become: outside the byte alphabet
 }
 
@@ -52,6 +54,14 @@ func (v *vocab) hashBytes(word []byte) uint64 {
 		h = hi ^ lo
 	}
 	return h
+}
+
+// longest bounds the length of tokens whose first byte is c.
+func (v *vocab) longest(c byte) int {
+	if c >= utf8.RuneSelf {
+		return v.wide
+	}
+	return v.long
 }
 
 // find gives the id of a token's bytes.
@@ -153,6 +163,9 @@ func (v *vocab) add(text []byte, id uint32, byteLevel bool) {
 		return
 	}
 	v.long = max(v.long, len(word))
+	if len(word) > 0 && word[0] >= utf8.RuneSelf {
+		v.wide = max(v.wide, len(word))
+	}
 	h := v.hashBytes(word)
 	mask := uint64(len(v.slots) - 1)
 	for i := h & mask; ; i = (i + 1) & mask {
