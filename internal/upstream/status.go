@@ -15,6 +15,9 @@ type WorkerStatus struct {
 	Healthy   bool   `json:"healthy"`
 	Reason    string `json:"reason,omitempty"` // why it is not healthy
 
+	Breaker       string `json:"breaker"` // closed, open or trial
+	BreakerReason string `json:"breaker_reason,omitempty"`
+
 	Engine         string   `json:"engine,omitempty"`
 	Version        string   `json:"version,omitempty"`
 	Models         []string `json:"models,omitempty"`
@@ -46,6 +49,7 @@ func (w *Worker) status() WorkerStatus {
 		Engine: w.engineLocked(), Ranks: w.ranks(facts),
 	}
 	w.mu.Unlock()
+	s.Breaker, s.BreakerReason = w.breaker.standing()
 	if facts != nil {
 		info := facts.info(w.cfg)
 		s.Version, s.BlockSize, s.CapacityTokens, s.MaxNumSeqs = facts.version, info.BlockSize, info.CapacityTokens, info.MaxNumSeqs
