@@ -39,7 +39,7 @@ const (
 	overdueWhole  = time.Minute
 )
 
-// Levels of router.Breaker. An ejected worker's rises with each failed trial.
+// Levels of router.Breaker. An ejected worker's rises with each trial that fails.
 const (
 	levelPaused  = 1
 	levelEjected = 2
@@ -90,7 +90,8 @@ type breaker struct {
 		state     int
 		stuck     bool      // open because of that
 		reason    string    // why it is open
-		ejections int       // without a quiet time in between
+		ejections int       // without a quiet time in between, failed trials too
+		lost      int       // trials that failed since anything succeeded
 		openedAt  time.Time // last leaving of closed
 		changedAt time.Time // last change of state
 		trialAt   time.Time // when it is tried next
@@ -196,6 +197,7 @@ func (b *breaker) openLocked(now time.Time, why, reason string) {
 func (b *breaker) againLocked(now time.Time, what string) {
 	m := &b.mu
 	m.ejections++
+	m.lost++
 	m.state, m.offer, m.reason, m.dirty = stateOpen, false, "its last trial failed: "+what, true
 	m.changedAt = now
 	m.trialAt = now.Add(b.backoffLocked())
@@ -211,7 +213,7 @@ func (b *breaker) closeLocked(now time.Time) {
 	m.back = m.state != stateClosed
 	m.dirty = m.dirty || m.back
 	m.state, m.stuck, m.offer, m.reason = stateClosed, false, false, ""
-	m.changedAt, m.inRow = now, 0
+	m.changedAt, m.inRow, m.lost = now, 0, 0
 	clear(m.seconds[:]) // what it was ejected for is not held against it twice
 }
 
@@ -334,7 +336,7 @@ func (b *breaker) flush() (n news, changed bool) {
 func (b *breaker) levelLocked() (level int, reason string) {
 	switch m := &b.mu; {
 	case m.state != stateClosed:
-		return levelEjected + min(m.ejections-1, 8), m.reason
+		return levelEjected + min(m.lost, 8), m.reason
 	case !m.pausedUntil.IsZero():
 		return levelPaused, "it asked for a pause (Retry-After) until " + m.pausedUntil.UTC().Format(time.TimeOnly)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +30,9 @@ type Fleet struct {
 
 	publishing sync.Mutex    // orders what the router is told; before mu and a worker's mu
 	turn       atomic.Uint32 // whose turn it is to tokenize
+
+	// dialer connects to workers; nil is TCP's. Tests in virtual time have another.
+	dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// What requests read without a lock: the workers by name, and the models that are
 	// adapters.
@@ -84,6 +88,7 @@ func (f *Fleet) newWorker(cfg WorkerConfig, announced bool) (*Worker, error) {
 	w := &Worker{f: f, id: cfg.id(), base: base, announced: announced, cfg: &cfg, poke: make(chan struct{}, 1), found: make(chan struct{})}
 	w.pool = &pool{
 		addr: base.addr, tls: tls, connect: f.cfg.Timeouts.Connect, idleLife: idleLife, max: f.cfg.MaxConns,
+		dialer: f.dialer,
 		onDial: func(err error) { f.metrics.dialed(w.id, err) },
 	}
 	w.breaker.mu.dirty = true // the router may know another worker by this name
