@@ -26,6 +26,8 @@ type WorkerStatus struct {
 	CapacityTokens int      `json:"capacity_tokens,omitempty"`
 	MaxNumSeqs     int      `json:"max_num_seqs,omitempty"`
 
+	ReportedLoad *ReportedLoad `json:"reported_load,omitempty"` // by vLLM at the last probe
+
 	Tokens      string              `json:"tokens"` // where token ids come from, or why they do not
 	Feeds       []events.FeedStatus `json:"feeds"`  // one a rank
 	Fixes       []string            `json:"fixes,omitempty"`
@@ -52,6 +54,7 @@ func (w *Worker) status() WorkerStatus {
 	s.Breaker, s.BreakerReason = w.breaker.standing()
 	if facts != nil {
 		info := facts.info(w.cfg)
+		s.ReportedLoad = facts.load
 		s.Version, s.BlockSize, s.CapacityTokens, s.MaxNumSeqs = facts.version, info.BlockSize, info.CapacityTokens, info.MaxNumSeqs
 		for _, m := range facts.models {
 			s.Models = append(s.Models, m.ID)
