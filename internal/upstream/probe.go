@@ -208,7 +208,7 @@ func (w *Worker) probeVLLM(ctx context.Context, f *facts) (bool, error) {
 		prefixCaching = label(labels, "enable_prefix_caching") != "False"
 	}
 	if !prefixCaching {
-		f.flags = append(f.flags, "prefix caching is off, so nothing is reused: start vLLM with --enable-prefix-caching")
+		f.flags = append(f.flags, vllmCachingFlag)
 	}
 	return true, nil
 }
@@ -289,10 +289,10 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 			f.advert = info.KVEvents
 		}
 		if info.DisableRadix {
-			f.flags = append(f.flags, "the radix cache is off, so nothing is reused: start SGLang without --disable-radix-cache")
+			f.flags = append(f.flags, sglangRadixFlag)
 		}
 		if info.PageSize == 1 {
-			f.flags = append(f.flags, "page size 1 makes one KV event a token: start SGLang with --page-size 16")
+			f.flags = append(f.flags, sglangPageFlag)
 		}
 		if info.EnableCacheReport != nil && !*info.EnableCacheReport {
 			f.flags = append(f.flags, cacheReportFlag[EngineSGLang])
