@@ -253,6 +253,8 @@ func (b *breaker) tick(now time.Time) (ask, changed bool) {
 		ask = b.silentLocked(now)
 	case m.stuck && b.progress.Load() > m.openedAt.UnixNano():
 		b.closeLocked(now)
+	case m.state == stateTrial && m.flights.since(m.changedAt):
+		// A real request tries it and waits: one is enough.
 	case !now.Before(m.trialAt): // also after a trial that nobody took, or whose client left
 		ask = true
 		m.dirty = m.dirty || m.state != stateTrial

@@ -158,6 +158,41 @@ func TestBreaker_RealRequestsTryWhereNoProbeCan(t *testing.T) {
 	demand(t, &b, "closed", "the request that tried it is answered")
 }
 
+// TestBreaker_OneTrialAtATime: while a client's request tries a worker that hangs, no other
+// is sent there.
+func TestBreaker_OneTrialAtATime(t *testing.T) {
+	var b breaker
+	c := newClock()
+	c.fail(&b, failuresInRow)
+	c.pass(2 * time.Second)
+	b.tick(c.Time)
+	b.answered(unable, c.Time, "")
+	if n, _ := b.flush(); !n.router.Trial {
+		t.Fatal("no trial")
+	}
+	var one flight
+	c.pass(time.Second)
+	sent := c.Time
+	b.begin(&one, sent, true, 0)
+	for range 600 {
+		c.pass(time.Second)
+		if ask, _ := b.tick(c.Time); ask {
+			t.Fatal("another trial beside one that waits")
+		}
+	}
+	b.settle(&one)
+	b.record(failed, sent, c.Time, "first_byte_timeout")
+	demand(t, &b, "open", "the trial ran into its limit")
+	c.pass(1400 * time.Millisecond)
+	if ask, _ := b.tick(c.Time); ask {
+		t.Error("the back-off did not double")
+	}
+	c.pass(1200 * time.Millisecond)
+	if ask, _ := b.tick(c.Time); !ask {
+		t.Error("no trial after the back-off")
+	}
+}
+
 // TestBreaker_OldRequestsProveNothing: what was sent before a change of state says nothing
 // of the new one.
 func TestBreaker_OldRequestsProveNothing(t *testing.T) {

@@ -57,3 +57,6 @@ func (b *breaker) settle(f *flight) {
 
 // before tells whether one of them was sent before t.
 func (l *flights) before(t time.Time) bool { return l.first != nil && l.first.sent.Before(t) }
+
+// since tells whether one of them was sent at t or later.
+func (l *flights) since(t time.Time) bool { return l.last != nil && !l.last.sent.Before(t) }
