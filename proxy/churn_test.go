@@ -242,7 +242,9 @@ func TestFC70_AddAndRemoveStorm(t *testing.T) {
 	if n := len(r.fleet.Status()); n != 1 {
 		t.Errorf("%d workers", n)
 	}
-	eventually(t, "one series a worker", func() bool { return r.series("warmroute_upstream_healthy") == 1 && r.series("warmroute_upstream_breaker_state") == 1 })
+	eventually(t, "one series a worker", func() bool {
+		return r.series("warmroute_upstream_healthy") == 1 && r.series("warmroute_upstream_breaker_state") == 1
+	})
 	for _, w := range append(c.leaving, c.live...) {
 		w.stop() // theirs is no leak of the proxy's
 	}

@@ -99,8 +99,9 @@ type breaker struct {
 		asking    bool      // a probe is on its way
 		askedAt   time.Time // the last one
 
-		inRow   int
-		seconds [breakerWindow]tally
+		inRow     int
+		probation bool // closed by an answer that has only begun: one failure opens it again
+		seconds   [breakerWindow]tally
 
 		pausedUntil time.Time // zero: not
 
@@ -125,9 +126,9 @@ func (b *breaker) record(o outcome, sent, now time.Time, what string) (changed b
 		b.failedLocked(now, what)
 	}
 	if o == succeeded {
-		b.tallyLocked(now).good++
-		b.mu.inRow = 0
 		b.answersLocked(sent, now)
+		b.tallyLocked(now).good++
+		b.mu.inRow, b.mu.probation = 0, false
 	}
 	return b.mu.dirty
 }
@@ -141,8 +142,13 @@ func (b *breaker) answers(sent, now time.Time) (changed bool) {
 }
 
 func (b *breaker) answersLocked(sent, now time.Time) {
-	if b.mu.state != stateClosed && (b.mu.stuck || !sent.Before(b.mu.openedAt)) {
+	switch m := &b.mu; {
+	case m.state == stateClosed:
+	case m.stuck:
 		b.closeLocked(now)
+	case !sent.Before(m.openedAt):
+		b.closeLocked(now)
+		m.changedAt, m.probation = sent, true // so that its own end counts
 	}
 }
 
@@ -155,6 +161,8 @@ func (b *breaker) failedLocked(now time.Time, what string) {
 	case stateClosed:
 		good, bad := b.countLocked(now)
 		switch {
+		case b.mu.probation:
+			b.openLocked(now, ejectInRow, "it failed again as soon as it was back: "+what)
 		case b.mu.inRow >= failuresInRow:
 			b.openLocked(now, ejectInRow, fmt.Sprintf("the last %d generations failed: %s", b.mu.inRow, what))
 		case good+bad >= minOutcomes && bad >= good:
@@ -213,7 +221,7 @@ func (b *breaker) closeLocked(now time.Time) {
 	m.back = m.state != stateClosed
 	m.dirty = m.dirty || m.back
 	m.state, m.stuck, m.offer, m.reason = stateClosed, false, false, ""
-	m.changedAt, m.inRow, m.lost = now, 0, 0
+	m.changedAt, m.inRow, m.lost, m.probation = now, 0, 0, false
 	clear(m.seconds[:]) // what it was ejected for is not held against it twice
 }
 
