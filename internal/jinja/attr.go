@@ -128,7 +128,7 @@ func (st *state) ownAttr(v Value, name string) (Value, bool) {
 		return st.method(v, name), true
 	}
 	if slices.Contains(unsupported[v.k], name) {
-		failf("attribute '%s' of %s is not supported", name, v.typeName())
+		failf("not supported: attribute '%s' of %s", name, v.typeName())
 	}
 	return Value{}, false
 }

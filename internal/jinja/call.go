@@ -150,6 +150,9 @@ func (e *callExpr) run(st *state, emit bool, caller Value) Value {
 	}
 	st.stack = st.stack[:base]
 	if emit {
+		if caller.k != kMissing && v.k != kString { // a call block joins without str()
+			failf("expected str instance, %s found", v.typeName())
+		}
 		st.out = st.appendStr(st.out, v)
 	}
 	return v

@@ -168,10 +168,13 @@ func (s *captureStmt) exec(st *state) ctl {
 		st.captured = v
 		v = s.filter.eval(st)
 	}
-	if s.target != nil {
+	switch {
+	case s.target != nil:
 		st.assign(s.target, v)
-	} else {
-		st.out = st.appendStr(st.out, v)
+	case v.k != kString: // Python joins the pieces of text without str()
+		failf("expected str instance, %s found", v.typeName())
+	default:
+		st.out = append(st.out, v.str()...)
 		st.checkOutput()
 	}
 	s.sc.leave(st)

@@ -265,15 +265,18 @@ func filterTruncate(st *state, v Value, a []Value) Value {
 	if a[3].k != kMissing && a[3].k != kNone {
 		leeway = wantInt(a[3])
 	}
-	if end.k != kString || v.k != kString {
+	if end.k != kString {
 		fail("truncate takes strings")
 	}
 	keep := size - utf8.RuneCountInString(end.str())
 	if keep < 0 || leeway < 0 {
 		fail("expected length >= the end and leeway >= 0")
 	}
-	if n, _ := length(v); n <= size+leeway {
+	if st.mustLength(v) <= size+leeway {
 		return v
+	}
+	if v.k != kString {
+		fail("truncate takes strings")
 	}
 	cut := st.slice(v, None(), Int(int64(keep)), None())
 	if !optBool(a[1]) {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -15,7 +16,8 @@ import (
 const minCells = 1000
 
 type cell struct {
-	Template, Case string
+	Template, Case string // of chat templates
+	Source         string // of random templates
 	Text, Error    *string
 }
 
@@ -89,4 +91,37 @@ func readCells(t *testing.T, path string) (cells []cell) {
 		cells = append(cells, c)
 	}
 	return cells
+}
+
+// TestInterop_RandomTemplates compares with what interop/random_templates.py wrote.
+func TestInterop_RandomTemplates(t *testing.T) {
+	vars := decodeVars(t, readFile(t, "testdata/vars.json"))
+	equal, rendered, refused, errors, unsupported := 0, 0, 0, 0, 0
+	for _, c := range readCells(t, filepath.Join(os.Getenv("WARMROUTE_JINJA_CELLS"), "random.jsonl")) {
+		got, err := render(c.Source, vars)
+		switch {
+		case c.Text == nil:
+			errors++
+			if err != nil {
+				refused++
+			} else {
+				t.Logf("rendered, but Python says %s: %s", *c.Error, c.Source)
+			}
+			continue
+		case err != nil && strings.Contains(err.Error(), "not supported: "):
+			unsupported++
+			continue
+		case err != nil:
+			t.Errorf("%v: %s", err, c.Source)
+		case got != *c.Text:
+			t.Errorf("%s: %s", difference(got, *c.Text), c.Source)
+		default:
+			equal++
+		}
+		rendered++
+	}
+	t.Logf("equal %d of %d random templates that Python renders; error in %d of %d that it refuses; %d use what is not supported", equal, rendered, refused, errors, unsupported)
+	if rendered < minCells || 100*unsupported > rendered || 100*refused < 95*errors {
+		t.Errorf("too few templates or errors")
+	}
 }

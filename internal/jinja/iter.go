@@ -94,7 +94,7 @@ func (st *state) iterate(v Value) iter {
 	case kIter:
 		return iter{v: v, steps: (*iterObj)(v.p).next}
 	case kLoop:
-		return iter{v: v, steps: v.loop().advance}
+		return iter{v: v, steps: v.loop().pairs}
 	}
 	failf("'%s' object is not iterable", v.typeName())
 	return iter{}
@@ -131,9 +131,7 @@ func (it *iter) nextOther(st *state) (v Value, ok bool) {
 		}
 		_, size := utf8.DecodeRuneInString(s)
 		it.i += size
-		v = String(s[:size])
-		v.sub = it.v.sub
-		return v, true
+		return String(s[:size]), true
 	case kDict:
 		if d := it.v.dict(); it.i < len(d.entries) {
 			v, ok = d.entries[it.i].key, true

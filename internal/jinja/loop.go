@@ -71,6 +71,17 @@ func (l *loopObj) advance(st *state) (Value, bool) {
 	return v, true
 }
 
+// pairs is what the items of loop itself are in Python: (item, loop).
+func (l *loopObj) pairs(st *state) (Value, bool) {
+	v, ok := l.advance(st)
+	if !ok {
+		return v, false
+	}
+	pair := st.newValues(2)
+	pair[0], pair[1] = v, l.value()
+	return tuple(pair), true
+}
+
 func (l *loopObj) peek(st *state) (Value, bool) {
 	if !l.ahead {
 		l.after, l.ahead = l.pull(st)

@@ -338,20 +338,21 @@ func (p *parser) subscript(e expr) expr {
 	p.expectOp("]")
 	if len(keys) != 1 {
 		for _, k := range keys {
-			if _, ok := k.(*sliceExpr); ok {
+			if s, ok := k.(*sliceExpr); ok && s.e == nil {
 				p.fail("slices in a tuple are not supported")
 			}
 		}
 		return &itemExpr{e: e, key: &tupleExpr{items: keys}}
 	}
-	if s, ok := keys[0].(*sliceExpr); ok {
+	if s, ok := keys[0].(*sliceExpr); ok && s.e == nil {
 		s.e = e
 		return s
 	}
 	return &itemExpr{e: e, key: keys[0]}
 }
 
-// subscribed parses what stands in the brackets of a subscript.
+// subscribed parses what stands in the brackets of a subscript: a key, or a slice that
+// does not yet know what it cuts.
 func (p *parser) subscribed() expr {
 	s := &sliceExpr{}
 	if !p.isOp(":") {

@@ -111,7 +111,7 @@ func (st *state) appendObject(dst []byte, v Value, depth int) []byte {
 		dst = strconv.AppendInt(append(dst, '/'), int64(l.length(st)), 10)
 		return append(dst, '>')
 	}
-	failf("cannot print %s: its text is an address", v.typeName())
+	failf("not supported: the text of a %s, which is an address in Python", v.typeName())
 	return dst
 }
 

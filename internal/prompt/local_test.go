@@ -295,6 +295,62 @@ func TestLocal_IncrementalIsCold(t *testing.T) {
 	}
 }
 
+// TestLocal_Hostile: what is meant to cost much gives a prefix of the right tokens, or no
+// tokens and a reason.
+func TestLocal_Hostile(t *testing.T) {
+	names := templated(t)
+	if testing.Short() {
+		names = []string{"gemma", "qwen3"}
+	}
+	b := localBuilder(t, Config{}, names...)
+	chat := func(content string) string {
+		return `{"model":"m","messages":[{"role":"user","content":"first"},{"role":"assistant","content":"second"},{"role":"user","content":` + content + `}]}`
+	}
+	plain := func(s string) string { return chat(string(openai.AppendString(nil, s))) }
+	many := `{"model":"m","messages":[` + strings.TrimSuffix(strings.Repeat(`{"role":"user","content":"a"},{"role":"assistant","content":"b"},`, 50_000), ",") + `]}`
+	for name, body := range map[string]string{
+		"one letter":       plain(strings.Repeat("a", 1<<20)),
+		"spaces":           plain(strings.Repeat(" ", 10<<20)),
+		"lines":            plain(strings.Repeat("a line of text.\nb", 600_000)),
+		"marks":            plain(strings.Repeat("e\u0301\u0327\u0302", 200_000)),
+		"specials":         plain(strings.Repeat("<|im_start|><|im_end|>", 100_000)),
+		"broken UTF-8":     chat("\"a\xff\xfe\xc3(\xe2\x82 b\""),
+		"lone surrogates":  chat(`"a \ud800 b \udc00 \ud83d"`),
+		"escapes":          chat(`"` + strings.Repeat(`\u0041\n`, 100_000) + `"`),
+		"many messages":    many,
+		"arguments":        `{"model":"m","messages":[{"role":"user","content":"x"},{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"` + strings.Repeat("[", 5000) + `"}}]}]}`,
+		"numbers":          `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"a":1e999999,"b":` + strings.Repeat("9", 5000) + `}}}]}`,
+		"recursive kwargs": `{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"messages":[],"tools":1,"bos_token":["x"]}}`,
+	} {
+		var req openai.Request
+		if err := openai.ParseRequest(openai.Chat, []byte(body), &req); err != nil {
+			if name != "broken UTF-8" {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		for _, family := range names {
+			p := b.Build(context.Background(), &req, []byte(body), nil, kv.Namespace{}, family)
+			if p.Source != kv.SourceLocal {
+				if p.Reason == "" {
+					t.Errorf("%s, %s: source %v without a reason", name, family, p.Source)
+				}
+				continue
+			}
+			if len(body) > 200<<10 && family != "qwen3" {
+				continue // one cold run of each is enough
+			}
+			cold, err := loadFamily(t, family).Tokenize(openai.Chat, []byte(body), StyleVLLM)
+			if err != nil || len(cold) < len(p.Tokens) || !slices.Equal(cold[:len(p.Tokens)], p.Tokens) {
+				t.Errorf("%s, %s: %d tokens are no prefix of %d, %v", name, family, len(p.Tokens), len(cold), err)
+			}
+			if len(cold) > len(p.Tokens) && !strings.Contains(p.Reason, "first") {
+				t.Errorf("%s, %s: a prefix without a reason: %q", name, family, p.Reason)
+			}
+		}
+	}
+}
+
 // longTalk is a conversation of n messages and about so many bytes.
 func longTalk(n, bytes int) *talk {
 	c := &talk{}

@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/warmroute/warmroute/internal/jinja"
 	"github.com/warmroute/warmroute/internal/openai"
@@ -83,6 +84,17 @@ func (r *rendering) free() {
 
 // render appends the prompt's text to r.text.
 func (m *Model) render(r *rendering, req *openai.Request, body []byte, style Style) error {
+	err := m.renderText(r, req, body, style)
+	if err == nil && !utf8.Valid(r.text) {
+		err = errNotUTF8
+	}
+	return err
+}
+
+// errNotUTF8 is what engines say of lone surrogates too, in their own words.
+var errNotUTF8 = errors.New("the prompt is not valid UTF-8")
+
+func (m *Model) renderText(r *rendering, req *openai.Request, body []byte, style Style) error {
 	if req.Kind == openai.Completions {
 		s := req.Prompt
 		if !s.Present() {
@@ -103,7 +115,7 @@ func (m *Model) render(r *rendering, req *openai.Request, body []byte, style Sty
 	if err != nil {
 		return err
 	}
-	if r.text, err = template.Render(r.text, vars, &jinja.Env{Now: m.Now}); err != nil {
+	if r.text, err = template.Render(r.text, vars, &jinja.Env{Now: m.Now, MaxSteps: maxSteps}); err != nil {
 		return err
 	}
 	if r.c.continued() {
@@ -111,6 +123,10 @@ func (m *Model) render(r *rendering, req *openai.Request, body []byte, style Sty
 	}
 	return err
 }
+
+// maxSteps bounds a rendering: a thousand messages take about 40,000 steps, and 300,000
+// about 20 ms.
+const maxSteps = 300_000
 
 // vars are the template's variables in the order of transformers' apply_chat_template.
 func (m *Model) vars(c *converter) (*jinja.Dict, error) {

@@ -225,7 +225,7 @@ func (b *Builder) fromLocal(a *ask) reason {
 	p.Source, p.Tokens, p.Chains, p.TokenCount = kv.SourceLocal, tokens, chains, len(tokens)
 	if read < len(r.text) {
 		p.TokenCount += int(float64(len(r.text)-read) / p.BytesPerToken)
-		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the rest took more than %v", len(tokens), localDeadline)}
+		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the rest takes more than %v", len(tokens), localDeadline)}
 	}
 	if len(after) > 0 {
 		p.Tokens = append(tokens[:len(tokens):len(tokens)], after...)

@@ -19,6 +19,9 @@ const (
 	// keepBytes is the shortest segment whose tokens are worth a place in the cache:
 	// shorter ones are tokenised as fast as they are found there.
 	keepBytes = 64
+	// longBytes is the length of a segment that by itself would take longer than the
+	// deadline: a text without line breaks. It ends the identity.
+	longBytes = 512 << 10
 	// clockEvery is after how many segments the deadline is looked at.
 	clockEvery = 8
 )
@@ -95,10 +98,10 @@ func (s *segments) tokens(m *Model, seed uint64, before []uint32, text []byte, d
 	ends := make([]int, len(keys))
 	place := at + 1
 	for ; i < len(j.parts); i++ {
-		if i%clockEvery == clockEvery-1 && s.now().After(deadline) {
+		p := j.parts[i]
+		if p.end-p.start > longBytes || i%clockEvery == clockEvery-1 && s.now().After(deadline) {
 			break
 		}
-		p := j.parts[i]
 		tokens = s.encode(m, tokens, text, p)
 		read = p.end
 		if place < len(ends) && j.ends[place] == i+1 {

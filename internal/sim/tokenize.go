@@ -121,16 +121,20 @@ func features(s *Seq) object {
 	return object{"mm_hashes": hashes, "mm_placeholders": places}
 }
 
+// modelRoot is the path or name that the engine was started with.
+func (s *Server) modelRoot() string {
+	if s.cfg.Model != nil {
+		return s.cfg.Model.Dir()
+	}
+	return s.cfg.AdvertiseModel
+}
+
 func (s *Server) serveModels(ctx *fasthttp.RequestCtx) {
 	owner := string(s.cfg.Like)
 	created := time.Now().Unix()
 	base := s.cfg.AdvertiseModel
-	root := base
-	if s.cfg.Model != nil {
-		root = s.cfg.Model.Dir()
-	}
 	models := []object{{"id": base, "object": "model", "created": created, "owned_by": owner,
-		"root": root, "parent": nil, "max_model_len": s.cfg.MaxModelLen}}
+		"root": s.modelRoot(), "parent": nil, "max_model_len": s.cfg.MaxModelLen}}
 	for _, name := range s.cfg.Adapters {
 		models = append(models, object{"id": name, "object": "model", "created": created, "owned_by": owner,
 			"root": "/adapters/" + name, "parent": base, "max_model_len": nil})

@@ -73,31 +73,30 @@ func (c *chars) char(s []byte, i int) (rune, int) {
 }
 
 // symbols appends the symbols of text before merging.
-func (c *chars) symbols(dst []symbol, text []byte) []symbol {
+func (c *chars) symbols(s *symbols, text []byte) {
 	pending := int32(0) // end of unknown characters not yet written
 	for i := 0; i < len(text); {
 		r, size := c.char(text, i)
 		end := int32(i + size)
 		if id := c.id(r); id >= 0 {
 			if pending > 0 {
-				dst = append(dst, symbol{id: c.unknown, end: pending})
+				s.add(c.unknown, pending)
 				pending = 0
 			}
-			dst = append(dst, symbol{id: uint32(id), end: end})
+			s.add(uint32(id), end)
 		} else if c.fallback && c.bytesKnown(r) {
-			dst = c.appendBytes(dst, r, int32(i), end)
+			c.addBytes(s, r, int32(i), end)
 		} else if c.hasUnknown {
 			if pending > 0 && !c.fuse {
-				dst = append(dst, symbol{id: c.unknown, end: pending})
+				s.add(c.unknown, pending)
 			}
 			pending = end
 		}
 		i += size
 	}
 	if pending > 0 {
-		dst = append(dst, symbol{id: c.unknown, end: pending})
+		s.add(c.unknown, pending)
 	}
-	return dst
 }
 
 func (c *chars) bytesKnown(r rune) bool {
@@ -113,17 +112,14 @@ func (c *chars) bytesKnown(r rune) bool {
 	return true
 }
 
-func (c *chars) appendBytes(dst []symbol, r rune, start, end int32) []symbol {
+// addBytes appends the bytes of r; the last ends where the character ends.
+func (c *chars) addBytes(s *symbols, r rune, start, end int32) {
 	var buf [4]byte
 	n := utf8.EncodeRune(buf[:], r)
-	for k, b := range buf[:n] {
-		at := min(start+int32(k)+1, end)
-		if k == n-1 {
-			at = end
-		}
-		dst = append(dst, symbol{id: c.bytes[b], end: at})
+	for k, b := range buf[:n-1] {
+		s.add(c.bytes[b], min(start+int32(k)+1, end))
 	}
-	return dst
+	s.add(c.bytes[buf[n-1]], end)
 }
 
 // next gives the end of the word that begins at s[i]. It does not look for a cut between

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	shortWord = 48   // symbols that mergeShort takes
-	window    = 1024 // bytes of a long word that are merged together
+	shortWord = 128 // symbols that mergeShort takes
+	window    = 128 // bytes of a long word that are merged together at first
 )
 
 // model turns words into ids. A word is merged as a whole and on its own.
@@ -28,23 +28,22 @@ type model struct {
 
 // scratch is what one call needs beyond its output.
 type scratch struct {
-	ids     []uint32
-	merge   [shortWord]uint32
-	symbols []symbol
-	ahead   []symbol
-	heap    []uint64
-	text    []byte // normalized gap
-	spare   []byte
-	valid   []byte // gap made valid UTF-8
-	word    []byte
+	now, ahead symbols
+	merge      [shortWord]uint32
+	nodes      []node
+	heap       []uint64
+	text       []byte // normalized gap
+	spare      []byte
+	valid      []byte // text made valid UTF-8
+	word       []byte
 }
 
 // keepScratch is the number of bytes of one buffer that outlive a call.
 const keepScratch = 1 << 20
 
 func (sc *scratch) trim() {
-	if cap(sc.symbols) > keepScratch/24 || cap(sc.ahead) > keepScratch/24 || cap(sc.heap) > keepScratch/8 {
-		sc.symbols, sc.ahead, sc.heap = nil, nil, nil
+	if cap(sc.now.ids)+cap(sc.ahead.ids)+cap(sc.nodes)+cap(sc.heap) > keepScratch/4 {
+		sc.now, sc.ahead, sc.nodes, sc.heap = symbols{}, symbols{}, nil, nil
 	}
 	for _, b := range []*[]byte{&sc.text, &sc.spare, &sc.valid, &sc.word} {
 		if cap(*b) > keepScratch {
@@ -140,44 +139,35 @@ func (m *model) isWhole(id uint32) bool {
 
 // mergeWord gives the ids of a word of at most shortWord bytes, in sc.
 func (m *model) mergeWord(sc *scratch, word []byte) []uint32 {
-	ids := sc.ids[:0]
-	switch {
-	case m.chars == nil && m.allBytes:
-		for i, c := range word {
-			ids = append(ids, uint32(m.byteIDs[c]))
-			if i > 0 {
-				sc.merge[i-1] = m.first[int(word[i-1])<<8|int(c)]
-			}
-		}
-	case m.chars == nil:
-		for _, c := range word {
-			if id := m.byteIDs[c]; id >= 0 {
-				ids = append(ids, uint32(id))
-			}
-		}
+	if m.chars != nil || !m.allBytes {
+		sc.now.reset()
+		m.symbolsOf(&sc.now, word)
+		ids := sc.now.ids
 		m.merges.pairsOf(ids, sc.merge[:])
-	default:
-		sc.symbols = m.chars.symbols(sc.symbols[:0], word)
-		for i := range sc.symbols {
-			ids = append(ids, sc.symbols[i].id)
-		}
-		m.merges.pairsOf(ids, sc.merge[:])
+		return ids[:m.merges.mergeShort(ids, sc.merge[:], nil)]
 	}
-	sc.ids = ids
-	return ids[:m.merges.mergeShort(ids, sc.merge[:])]
+	ids := sc.now.ids[:0]
+	for i, c := range word {
+		ids = append(ids, uint32(m.byteIDs[c]))
+		if i > 0 {
+			sc.merge[i-1] = m.first[int(word[i-1])<<8|int(c)]
+		}
+	}
+	sc.now.ids = ids
+	return ids[:m.merges.mergeShort(ids, sc.merge[:], nil)]
 }
 
-// symbolsOf gives the symbols of a part of a word before merging.
-func (m *model) symbolsOf(dst []symbol, part []byte) []symbol {
+// symbolsOf appends the symbols of a part of a word before merging.
+func (m *model) symbolsOf(s *symbols, part []byte) {
 	if m.chars != nil {
-		return m.chars.symbols(dst, part)
+		m.chars.symbols(s, part)
+		return
 	}
 	for i, c := range part {
 		if id := m.byteIDs[c]; id >= 0 {
-			dst = append(dst, symbol{id: uint32(id), end: int32(i) + 1})
+			s.add(uint32(id), int32(i)+1)
 		}
 	}
-	return dst
 }
 
 // findWhole sets the bits of whole, on several cores. Nearly all tokens have them; it makes

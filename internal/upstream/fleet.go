@@ -317,6 +317,7 @@ func (f *Fleet) Ready() (ready bool, degraded []string) {
 			degraded = append(degraded, fmt.Sprintf("worker %s: %s", w.id, reason))
 		}
 	}
+	degraded = append(degraded, f.cfg.Local.Degraded()...)
 	if len(list) == 0 {
 		degraded = append(degraded, "no workers are configured or announced")
 	}
