@@ -28,6 +28,7 @@ type Server struct {
 	admin    net.Listener
 	started  time.Time
 	draining atomic.Bool
+	budget   budget // of retries
 
 	accepting <-chan struct{} // closed once front serves
 
