@@ -21,6 +21,7 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 	rc.Response.SetStatusCode(t.status)
 	copyResponseHeaders(&rc.Response.Header, h)
 	rc.Response.Header.Set(headerWorker, t.worker.ID())
+	t.who.writeLimits(&rc.Response.Header, time.Now())
 	if t.explain {
 		explain(&rc.Response.Header, t.lease.Decision(), t.tokenize, t.route, time.Since(t.start)-t.tokenize-t.route)
 		if state := t.warm.State(); state != "" {

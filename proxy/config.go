@@ -34,6 +34,10 @@ type Config struct {
 	Consumer *events.Consumer // its feeds are shown; nil shows none
 	Bus      *events.Bus      // while it is down readiness says degraded; nil is never down
 
+	// Keys are the API keys of the front; none lets everybody in and passes the client's
+	// Authorization on to workers without a key of their own. SetKeys replaces them.
+	Keys []Key
+
 	Aliases      map[string]string // extra model names, alias to served name. Flag --model-alias
 	MaxBodyBytes int               // largest request body, also after decompression; default 64 MiB. Flag --max-body
 	Retries      int               // other workers tried before the first byte; default 2, negative is none. Flag --retries

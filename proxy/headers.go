@@ -20,6 +20,7 @@ const (
 	headerWorker    = "X-Warmroute-Worker"
 	headerExplain   = "X-Warmroute-Explain"
 	headerRank      = "X-Data-Parallel-Rank"
+	headerSalt      = "X-Warmroute-Cache-Salt"
 	ownPrefix       = "X-Warmroute-"
 )
 
@@ -39,11 +40,15 @@ var notUpstream = map[string]bool{
 }
 
 // appendRequestHeaders appends what the worker gets of the client's headers. A compressed
-// answer could not be read for usage, so none is asked for.
-func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int) []byte {
+// answer could not be read for usage, so none is asked for. keyed says that the client's key
+// is one of this proxy's, which no worker may see.
+func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int, keyed bool) []byte {
 	named := connectionNames(h.PeekAll("Connection"))
 	for k, v := range h.All() {
 		if hopByHop[string(k)] || notUpstream[string(k)] || named[string(k)] || bytes.HasPrefix(k, []byte(ownPrefix)) {
+			continue
+		}
+		if keyed && (string(k) == headerAPIKey || string(k) == headerXAPIKey) {
 			continue
 		}
 		dst = appendHeader(dst, string(k), v)
