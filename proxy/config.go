@@ -21,9 +21,9 @@ const headerBytes = 32 << 10
 
 // Config configures a Server. Zero values take the defaults.
 type Config struct {
-	Listen string // the OpenAI endpoint, host:port; default ":8000". Flag --listen
-	Admin  string // metrics and /debug; default "127.0.0.1:8001". Flag --admin
-	TLS    *tls.Config
+	Listen string      // the OpenAI endpoint, host:port; default ":8000". Flag --listen
+	Admin  string      // metrics and /debug; default "127.0.0.1:8001". Flag --admin
+	TLS    *tls.Config // of the OpenAI endpoint, as LoadTLS makes it; nil speaks plain HTTP. SetTLS replaces it
 
 	Router *router.Router  // needed
 	Fleet  *upstream.Fleet // needed
@@ -44,7 +44,9 @@ type Config struct {
 
 	HeaderTimeout time.Duration // for the headers of a request; default 10 s
 	BodyTimeout   time.Duration // for its body; default 2 min
-	KeepAlive     time.Duration // for the next request on a connection; default 2 min
+	BodyRate      int           // bytes per second that a request must come with, over 30 s; default 1024, negative is none
+	KeepAlive     time.Duration // for the next request on a connection; default 2 min. Flag --keep-alive
+	MaxConns      int           // open connections of clients; more get 503; default 16384, negative is no limit. Flag --max-connections
 	ClientStall   time.Duration // for a client to take the next bytes; default 1 min
 
 	// DrainDelay is how long readiness says no before the port closes, for load balancers
@@ -77,6 +79,12 @@ func (c *Config) setDefaults() {
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 64 << 20
+	}
+	if c.BodyRate == 0 {
+		c.BodyRate = 1 << 10
+	}
+	if c.MaxConns == 0 {
+		c.MaxConns = 16384
 	}
 	if c.Retries == 0 {
 		c.Retries = 2

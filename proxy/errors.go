@@ -123,6 +123,23 @@ func faultForbidden(model string) *fault {
 		message: fmt.Sprintf("this API key may not use the model %q: /v1/models lists those it may", clip(model))}
 }
 
+func faultConns(limit int) *fault {
+	return &fault{status: 503, typ: typeServer, code: "too_many_connections", retryAfter: time.Second, closeConn: true,
+		message: fmt.Sprintf("the proxy has as many connections open as it may: %d (--max-connections)", limit)}
+}
+
+// faultPlain is the answer to plain HTTP on a port that speaks TLS.
+func faultPlain() *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "https_needed", message: "this port speaks HTTPS: use https://"}
+}
+
+// plain is the fault as the whole answer, for where no server writes it.
+func (f *fault) plain() []byte {
+	body := f.body(nil)
+	return append(fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",
+		f.status, fasthttp.StatusMessage(f.status), len(body)), body...)
+}
+
 func faultLimit(r *refusal) *fault {
 	f := &fault{status: 429, typ: typeRateLimit, code: "rate_limit_exceeded", retryAfter: r.wait}
 	if r.limit == limitInflight {
@@ -162,7 +179,10 @@ func faultFraming() *fault {
 func faultRead(err error, limit int) *fault {
 	var small *fasthttp.ErrSmallBuffer
 	var t interface{ Timeout() bool }
+	var slow *slowError
 	switch {
+	case errors.As(err, &slow):
+		return &fault{status: 408, typ: typeTimeout, code: "request_too_slow", closeConn: true, message: slow.Error()}
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		return faultTooLarge(limit)
 	case errors.As(err, &small):

@@ -31,6 +31,10 @@ type metrics struct {
 	keyRequests  *prometheus.CounterVec
 	keyTokens    *prometheus.CounterVec
 	keyRefusals  *prometheus.CounterVec
+
+	conns        prometheus.Gauge
+	refusedConns prometheus.Counter
+	tlsFailures  prometheus.Counter
 }
 
 // secondsBuckets spans a proxy's own overhead and a long generation.
@@ -70,6 +74,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		keyRequests:  counters("key_requests_total", "Requests by the name of their API key, those that its limits let in.", "key"),
 		keyTokens:    counters("key_tokens_total", "Tokens that workers reported, by the name of the API key and kind (prompt, output); warm-ups do not count.", "key", "kind"),
 		keyRefusals:  counters("key_refusals_total", "Requests refused by a limit of their API key (max_inflight, requests_per_minute, tokens_per_minute) or its list of models (models).", "key", "limit"),
+
+		conns:        prometheus.NewGauge(prometheus.GaugeOpts{Name: "warmroute_proxy_connections", Help: "Open connections of clients."}),
+		refusedConns: counter("refused_connections_total", "Connections of clients above the limit."),
+		tlsFailures:  counter("tls_handshake_failures_total", "TLS handshakes of clients that failed, also for want of a client certificate."),
 	}
 	if reg == nil {
 		return m, nil
@@ -77,7 +85,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	var errs []error
 	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.bodyBytes, m.disconnects,
 		m.retries, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests,
-		m.authFailures, m.keyRequests, m.keyTokens, m.keyRefusals} {
+		m.authFailures, m.keyRequests, m.keyTokens, m.keyRefusals, m.conns, m.refusedConns, m.tlsFailures} {
 		errs = append(errs, reg.Register(c))
 	}
 	return m, errors.Join(errs...)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -31,6 +32,7 @@ type Server struct {
 
 	keys        atomic.Pointer[keyring] // nil lets everybody in
 	settingKeys sync.Mutex
+	tls         atomic.Pointer[tls.Config] // nil speaks plain HTTP
 
 	accepting <-chan struct{} // closed once front serves
 
@@ -57,12 +59,14 @@ func New(cfg Config) (*Server, error) {
 		ErrorHandler:   s.unreadable,
 		ExpectHandler:  s.expect,
 		HeaderReceived: s.received,
+		ConnState:      s.changed,
 		Logger:         frontLog{m},
 
 		ReadTimeout:           cfg.HeaderTimeout,
 		IdleTimeout:           cfg.KeepAlive,
 		ReadBufferSize:        headerBytes,
 		MaxRequestBodySize:    cfg.MaxBodyBytes,
+		Concurrency:           math.MaxInt32, // the listener bounds it
 		CloseOnShutdown:       true,
 		SecureErrorLogMessage: true,
 		NoDefaultServerHeader: true,
@@ -80,10 +84,12 @@ func New(cfg Config) (*Server, error) {
 		_ = s.listen.Close()
 		return nil, err
 	}
-	l := &listener{Listener: s.listen, stall: cfg.ClientStall, accepting: make(chan struct{})}
+	l := &listener{Listener: s.listen, stall: cfg.ClientStall, rate: max(cfg.BodyRate, 0), max: int64(max(cfg.MaxConns, 0)),
+		metrics: m, accepting: make(chan struct{})}
 	s.listen, s.accepting = l, l.accepting
 	if cfg.TLS != nil {
-		s.listen = tls.NewListener(s.listen, cfg.TLS)
+		s.tls.Store(cfg.TLS)
+		s.listen = newTLSListener(l, &s.tls, m.tlsFailures.Inc)
 	}
 	return s, nil
 }
@@ -238,6 +244,9 @@ func (s *Server) check(rc *fasthttp.RequestCtx) (*caller, *fault) {
 	}
 	path, method := string(rc.Path()), string(h.Method())
 	health := path == pathHealth || path == pathReady
+	if c := clientConn(rc.Conn()); c != nil && c.surplus && !health {
+		return nil, faultConns(s.cfg.MaxConns)
+	}
 	who, ok := s.authenticate(h)
 	if !ok && !health { // balancers and kubelets have no key
 		s.metrics.authFailures.Inc()
