@@ -111,6 +111,12 @@ func clientConn(nc net.Conn) *conn {
 	}
 }
 
+// tooMany tells whether the connection is above the limit still.
+func (c *conn) tooMany() bool {
+	c.surplus = c.surplus && c.l.open.Load() > c.l.max
+	return c.surplus
+}
+
 func (c *conn) Read(p []byte) (int, error) {
 	if c.hasPeeked && len(p) > 0 {
 		p[0], c.hasPeeked = c.peeked, false

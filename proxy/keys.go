@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"regexp"
@@ -125,28 +126,42 @@ func newKeyring(keys []Key, old keyring) (keyring, error) {
 	return r, nil
 }
 
-// SetKeys replaces the API keys; requests under way go on. Keys cannot be taken away
-// altogether: a file that was emptied by mistake must not open the front to everybody.
-func (s *Server) SetKeys(keys []Key) error {
-	s.settingKeys.Lock()
-	defer s.settingKeys.Unlock()
+// SetAccess replaces the API keys and the certificates; requests and connections that are
+// under way go on. On an error nothing has changed. Neither all keys nor TLS can be taken
+// away: a file that was emptied by mistake must not open the front to everybody.
+func (s *Server) SetAccess(keys []Key, c *tls.Config) error {
+	s.access.Lock()
+	defer s.access.Unlock()
+	if (c == nil) != (s.tls.Load() == nil) {
+		return errors.New("tls: turning it on or off needs a restart")
+	}
+	if err := s.setKeys(keys); err != nil {
+		return fmt.Errorf("auth: %w", err)
+	}
+	if c != nil {
+		s.tls.Store(c)
+	}
+	return nil
+}
+
+func (s *Server) setKeys(keys []Key) error {
 	var old keyring
 	if p := s.keys.Load(); p != nil {
 		old = *p
 	}
 	if len(keys) == 0 {
 		if old != nil {
-			return errors.New("auth: no keys are left, which would let everybody in: restart to run without keys")
+			return errors.New("no keys are left, which would let everybody in: restart to run without keys")
 		}
 		return nil
 	}
-	r, err := newKeyring(keys, old)
+	ring, err := newKeyring(keys, old)
 	if err != nil {
-		return fmt.Errorf("auth: %w", err)
+		return err
 	}
-	s.keys.Store(&r)
-	named := make(map[string]bool, len(r))
-	for _, c := range r {
+	s.keys.Store(&ring)
+	named := make(map[string]bool, len(ring))
+	for _, c := range ring {
 		named[c.Name] = true
 	}
 	for _, c := range old {

@@ -35,6 +35,7 @@ type metrics struct {
 	conns        prometheus.Gauge
 	refusedConns prometheus.Counter
 	tlsFailures  prometheus.Counter
+	heartbeats   prometheus.Counter
 }
 
 // secondsBuckets spans a proxy's own overhead and a long generation.
@@ -78,6 +79,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		conns:        prometheus.NewGauge(prometheus.GaugeOpts{Name: "warmroute_proxy_connections", Help: "Open connections of clients."}),
 		refusedConns: counter("refused_connections_total", "Connections of clients above the limit."),
 		tlsFailures:  counter("tls_handshake_failures_total", "TLS handshakes of clients that failed, also for want of a client certificate."),
+		heartbeats:   counter("heartbeats_total", "Comments sent to clients while their stream was silent."),
 	}
 	if reg == nil {
 		return m, nil
@@ -85,7 +87,8 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	var errs []error
 	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.bodyBytes, m.disconnects,
 		m.retries, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests,
-		m.authFailures, m.keyRequests, m.keyTokens, m.keyRefusals, m.conns, m.refusedConns, m.tlsFailures} {
+		m.authFailures, m.keyRequests, m.keyTokens, m.keyRefusals, m.conns, m.refusedConns, m.tlsFailures,
+		m.heartbeats} {
 		errs = append(errs, reg.Register(c))
 	}
 	return m, errors.Join(errs...)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +38,13 @@ type relay struct {
 	// broken returns what the stream ends with when the worker failed with err; midway
 	// says that it stands within an event.
 	broken func(err error, midway bool) []byte
+
+	// beat is the silence after which the client gets a comment, so that nothing between
+	// it and us takes the connection for dead; 0 is never. await waits for more of src for
+	// so long and tells whether there is something.
+	beat  time.Duration
+	await func(time.Duration) bool
+	beats prometheus.Counter
 
 	// cut leaves out frames that only carry usage: the proxy asked for them, not the
 	// client. Events are then passed on once they are whole, or too long to be one.
@@ -73,6 +81,11 @@ func (r *relay) Read(p []byte) (int, error) {
 		if r.err != nil {
 			return 0, r.err
 		}
+		if r.silent() {
+			r.out = heartbeat
+			r.beats.Inc()
+			continue
+		}
 		if r.cut {
 			r.fill()
 			continue
@@ -86,6 +99,23 @@ func (r *relay) Read(p []byte) (int, error) {
 			return n, nil
 		}
 	}
+}
+
+// heartbeat is a comment, which is no event: clients pass over it. The blank line serves
+// those that split a stream at blank lines.
+var heartbeat = slices.Clip([]byte(": heartbeat\n\n"))
+
+// silent waits for more of the stream and tells whether it is time for a heartbeat. There
+// is none within an event nor behind the last.
+func (r *relay) silent() bool {
+	if r.beat == 0 || r.seen.Done {
+		return false
+	}
+	sent := r.fed
+	if r.cut {
+		sent = r.base + int64(r.hold)
+	}
+	return sent == r.scan.Settled() && !r.await(r.beat)
 }
 
 // observe reads along with the next bytes of the stream.

@@ -30,9 +30,9 @@ type Server struct {
 	started  time.Time
 	draining atomic.Bool
 
-	keys        atomic.Pointer[keyring] // nil lets everybody in
-	settingKeys sync.Mutex
-	tls         atomic.Pointer[tls.Config] // nil speaks plain HTTP
+	access sync.Mutex                 // orders changes of the two below
+	keys   atomic.Pointer[keyring]    // nil lets everybody in
+	tls    atomic.Pointer[tls.Config] // nil speaks plain HTTP
 
 	accepting <-chan struct{} // closed once front serves
 
@@ -74,8 +74,8 @@ func New(cfg Config) (*Server, error) {
 
 		DisablePreParseMultipartForm: true,
 	}
-	if err := s.SetKeys(cfg.Keys); err != nil {
-		return nil, err
+	if err := s.setKeys(cfg.Keys); err != nil {
+		return nil, fmt.Errorf("auth: %w", err)
 	}
 	if s.listen, err = open(cfg.Listen, "--listen"); err != nil {
 		return nil, err
@@ -244,7 +244,7 @@ func (s *Server) check(rc *fasthttp.RequestCtx) (*caller, *fault) {
 	}
 	path, method := string(rc.Path()), string(h.Method())
 	health := path == pathHealth || path == pathReady
-	if c := clientConn(rc.Conn()); c != nil && c.surplus && !health {
+	if c := clientConn(rc.Conn()); c != nil && !health && c.tooMany() {
 		return nil, faultConns(s.cfg.MaxConns)
 	}
 	who, ok := s.authenticate(h)

@@ -34,18 +34,6 @@ func LoadTLS(cert, key, clientCA string) (*tls.Config, error) {
 	return c, nil
 }
 
-// SetTLS replaces the certificates; open connections keep theirs. A server that was started
-// without TLS cannot begin to use it, nor one with it stop.
-func (s *Server) SetTLS(c *tls.Config) error {
-	if (c == nil) != (s.tls.Load() == nil) {
-		return errors.New("tls: turning it on or off needs a restart")
-	}
-	if c != nil {
-		s.tls.Store(c)
-	}
-	return nil
-}
-
 // tlsListener speaks TLS on the connections of a listener.
 type tlsListener struct {
 	net.Listener
