@@ -31,7 +31,7 @@ type bucket struct {
 	at    time.Time // when level was right
 }
 
-// rounding is what the level may lack of a whole number after many small steps.
+// rounding is what a sum may be off after many small steps.
 const rounding = 1e-6
 
 // refill brings the level up to now.
@@ -48,7 +48,8 @@ func (b *bucket) wait(n float64) time.Duration {
 	if b.limit == 0 || missing <= rounding {
 		return 0
 	}
-	return time.Duration(math.Ceil(missing / float64(b.limit) * float64(time.Minute)))
+	micros := missing / float64(b.limit) * float64(time.Minute/time.Microsecond)
+	return time.Duration(math.Ceil(micros-rounding)) * time.Microsecond
 }
 
 // setLimit changes the limit; what was used stays used.
