@@ -29,7 +29,7 @@ type listener struct {
 	net.Listener
 	metrics  *metrics
 	stall    time.Duration // longest time for one write; 0 is no limit
-	rate     int           // of pace
+	pace     pace          // of every connection
 	max      int64         // connections that are served; 0 is no limit
 	portable bool          // watch by reading, as systems other than Linux do
 
@@ -45,7 +45,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	l.count(1)
-	c := &conn{Conn: nc, l: l, stall: l.stall, pace: pace{rate: l.rate}, surplus: surplus}
+	c := &conn{Conn: nc, l: l, stall: l.stall, pace: l.pace, surplus: surplus}
 	if t, ok := nc.(*net.TCPConn); ok {
 		setUserTimeout(t, l.stall)
 		if !l.portable && canPoll {

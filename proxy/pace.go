@@ -16,7 +16,8 @@ const paceWindow = 30 * time.Second
 // byte a second holds its connection and buffers for as long as a limit on the whole lets
 // it. The pace is taken over windows, so that a short stall costs nothing.
 type pace struct {
-	rate   int       // bytes per second that a request must come with; 0 is no limit
+	rate   int // bytes per second that a request must come with; 0 is no limit
+	window time.Duration
 	end    time.Time // of the window; zero while no request is being read
 	bytes  int       // in the window
 	readBy time.Time // the deadline that the server has set
@@ -35,7 +36,7 @@ func (e *slowError) Timeout() bool { return true }
 // begin and stop bound the time in which a request is read.
 func (p *pace) begin() {
 	if p.rate > 0 {
-		p.end, p.bytes = time.Now().Add(paceWindow), 0
+		p.end, p.bytes = time.Now().Add(p.window), 0
 	}
 }
 
@@ -56,10 +57,10 @@ func (p *pace) read(n int, now time.Time) (again bool, err error) {
 	switch {
 	case p.end.IsZero() || now.Before(p.end):
 		return false, nil
-	case p.bytes < p.rate*int(paceWindow/time.Second):
+	case float64(p.bytes) < float64(p.rate)*p.window.Seconds():
 		return false, &slowError{p.rate}
 	}
-	p.end, p.bytes = now.Add(paceWindow), 0
+	p.end, p.bytes = now.Add(p.window), 0
 	return true, nil
 }
 

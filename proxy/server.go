@@ -84,7 +84,7 @@ func New(cfg Config) (*Server, error) {
 		_ = s.listen.Close()
 		return nil, err
 	}
-	l := &listener{Listener: s.listen, stall: cfg.ClientStall, rate: max(cfg.BodyRate, 0), max: int64(max(cfg.MaxConns, 0)),
+	l := &listener{Listener: s.listen, stall: cfg.ClientStall, pace: pace{rate: max(cfg.BodyRate, 0), window: paceWindow}, max: int64(max(cfg.MaxConns, 0)),
 		metrics: m, accepting: make(chan struct{})}
 	s.listen, s.accepting = l, l.accepting
 	if cfg.TLS != nil {
