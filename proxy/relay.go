@@ -60,6 +60,8 @@ type relay struct {
 	seen openai.Stream
 	fed  int64 // bytes of the stream that were read
 
+	lastFed byte // the last of them
+
 	start, last time.Time     // of the request, and of the last token
 	firstToken  time.Duration // after start; 0 before it
 	ttft, itl   prometheus.Observer
@@ -115,7 +117,9 @@ func (r *relay) silent() bool {
 	if r.cut {
 		sent = r.base + int64(r.hold)
 	}
-	return sent == r.scan.Settled() && !r.await(r.beat)
+	// A CRLF's LF counts to the event behind it.
+	between := sent == r.scan.Settled() || sent == r.scan.Settled()+1 && r.lastFed == '\n'
+	return between && !r.await(r.beat)
 }
 
 // observe reads along with the next bytes of the stream.
@@ -125,6 +129,7 @@ func (r *relay) observe(chunk []byte) {
 	}
 	before := r.seen.Deltas
 	r.fed += int64(len(chunk))
+	r.lastFed = chunk[len(chunk)-1]
 	r.scan.Feed(chunk)
 	for ev, ok := r.scan.Next(); ok; ev, ok = r.scan.Next() {
 		r.event(ev)
