@@ -10,7 +10,10 @@ import (
 	"io"
 	"maps"
 	"os"
+	"reflect"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -44,15 +47,52 @@ type keyConfig struct {
 	Line int `yaml:"-"` // where it stands
 }
 
-// UnmarshalYAML notes the line.
+// UnmarshalYAML reads one entry. Its errors name the setting and the line and repeat nothing
+// that may be a key.
 func (k *keyConfig) UnmarshalYAML(n ast.Node) error {
-	type plain keyConfig
-	if err := yaml.NodeToValue(n, (*plain)(k), yaml.Strict()); err != nil {
-		return err
-	}
 	k.Line = n.GetToken().Position.Line
+	m, ok := n.(ast.MapNode)
+	if !ok {
+		return fmt.Errorf("line %d: expected an entry such as - name: alice", k.Line)
+	}
+	v := reflect.ValueOf(k).Elem()
+	for it := m.MapRange(); it.Next(); {
+		name, line := it.Key().String(), it.Key().GetToken().Position.Line
+		i, ok := keySettings[name]
+		if !ok {
+			if !settingName.MatchString(name) {
+				name = "…"
+			}
+			return fmt.Errorf("line %d: unknown field %q of a key; known are %s", line, name, strings.Join(slices.Sorted(maps.Keys(keySettings)), ", "))
+		}
+		switch it.Value().Type() {
+		case ast.IntegerType, ast.FloatType:
+			if v.Field(i).Kind() == reflect.String { // hex of digits alone is no number
+				v.Field(i).SetString(it.Value().GetToken().Value)
+				continue
+			}
+		}
+		if err := yaml.NodeToValue(it.Value(), v.Field(i).Addr().Interface()); err != nil {
+			return fmt.Errorf("%s (line %d): expected %s", name, line, map[reflect.Kind]string{reflect.Int: "a whole number", reflect.Slice: "a list of names"}[v.Field(i).Kind()])
+		}
+	}
 	return nil
 }
+
+// keySettings are the fields of keyConfig by their names in the file.
+var keySettings = func() map[string]int {
+	out := map[string]int{}
+	t := reflect.TypeFor[keyConfig]()
+	for i := range t.NumField() {
+		if name := t.Field(i).Tag.Get("yaml"); name != "-" {
+			out[name] = i
+		}
+	}
+	return out
+}()
+
+// settingName is what the name of a setting looks like.
+var settingName = regexp.MustCompile(`^[a-z][a-z_]{0,30}$`)
 
 // The limits of a keys file: what is larger is no list of keys.
 const (

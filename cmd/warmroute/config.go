@@ -214,7 +214,11 @@ func mistakenKey(file []byte, err error) string {
 	if !ok {
 		return ""
 	}
-	return string(bytes.TrimLeft(key, " -")) + ": "
+	name := string(bytes.TrimLeft(key, " -"))
+	if !settingName.MatchString(name) {
+		return ""
+	}
+	return name + ": "
 }
 
 // tenantHash is what a client is known by where there are no API keys: the start of the SHA-256 of its Authorization.
