@@ -266,7 +266,7 @@ func TestServe_ReloadsKeysAndCertificates(t *testing.T) {
 // TestServe_WarmsUnderTheTenantsSalt: the warm-up of a tenant's next turn carries its salt,
 // so that turn finds its prefix, and the same conversation of another tenant finds nothing.
 func TestServe_WarmsUnderTheTenantsSalt(t *testing.T) {
-	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0"})
+	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Engine: sim.EngineConfig{SpeedUp: 10}})
 	if err != nil {
 		t.Fatal(err)
 	}
