@@ -21,7 +21,7 @@ type Key struct {
 
 	Models []string // names or aliases that may be asked for; an alias of a name too; empty is all
 
-	Priority          int // class in the router's queue where the request names none; lower goes first
+	Priority          int // the most urgent class in the router's queue; lower goes first
 	MaxInflight       int // requests at a time; 0 is no limit
 	RequestsPerMinute int // 0 is no limit
 	TokensPerMinute   int // prompt and output together; 0 is no limit
@@ -92,6 +92,14 @@ func (c *caller) name(h *fasthttp.RequestHeader) string {
 // that the name is an alias of.
 func (c *caller) may(name, target string) bool {
 	return c == nil || len(c.Models) == 0 || slices.Contains(c.Models, name) || slices.Contains(c.Models, target)
+}
+
+// priority is the class of a request that asks for one: no more urgent than the key's.
+func (c *caller) priority(asked int) int {
+	if c == nil {
+		return asked
+	}
+	return max(asked, c.Priority)
 }
 
 // newKeyring returns the holders of keys. A tenant that had a key keeps what it has used of

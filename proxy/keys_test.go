@@ -289,6 +289,17 @@ func TestKeys_SaltsKeepPrefixesApart(t *testing.T) {
 	r.stop()
 }
 
+func TestKeys_PriorityIsACeiling(t *testing.T) {
+	for _, q := range []struct{ key, asked, want int }{{0, 0, 0}, {0, -5, 0}, {0, 1, 1}, {1, 0, 1}, {-1, -2, -1}, {-1, 0, 0}} {
+		if got := (&caller{Key: Key{Priority: q.key}}).priority(q.asked); got != q.want {
+			t.Errorf("key %d, asked %d: %d, want %d", q.key, q.asked, got, q.want)
+		}
+	}
+	if got := (*caller)(nil).priority(-5); got != -5 {
+		t.Errorf("without keys: %d", got)
+	}
+}
+
 func TestKeys_Validate(t *testing.T) {
 	f := func(want string, keys ...Key) {
 		t.Helper()

@@ -24,7 +24,7 @@ func TestPace(t *testing.T) {
 		slow    bool          // for its pace
 	}{
 		{"one byte a second", 1, time.Second, 2 * time.Minute, 30, true},
-		{"just too slow", 1000, time.Second, 2 * time.Minute, 30, true},
+		{"just too slow", 950, time.Second, 2 * time.Minute, 30, true},
 		{"fast enough", 1100, time.Second, 2 * time.Minute, 120, false},
 		{"in bursts", 40 << 10, 28 * time.Second, 2 * time.Minute, 120, false},
 		{"stalls after a burst", 100 << 10, time.Hour, 2 * time.Minute, 60, true},
