@@ -158,6 +158,18 @@ func TestAuth_TenThousandKeys(t *testing.T) {
 	}
 }
 
+// TestAuth_PrefillKeysAreNames: with API keys the settings of warming go by their names.
+func TestAuth_PrefillKeysAreNames(t *testing.T) {
+	c, msg := parse(t, "simulate: 1\nauth: {keys: [{name: alice, sha256: "+hashOf("a")+"}]}\nspeculative_prefill: {keys: {alice: auto, bob: on}}\n")
+	if msg != "" {
+		t.Fatal(msg)
+	}
+	keys, err := c.Auth.load()
+	if got := c.unknownKeys(keys); err != nil || len(got) != 1 || got[0] != "bob" {
+		t.Errorf("%v %v", got, err)
+	}
+}
+
 // certificate writes a certificate for 127.0.0.1 of that name.
 func certificate(t *testing.T, cert, key, name string) {
 	t.Helper()

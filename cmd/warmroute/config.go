@@ -37,6 +37,7 @@ type config struct {
 	Limits   limitsConfig      `yaml:"limits"`
 	Index    indexConfig       `yaml:"index"`
 	Prefill  prefillConfig     `yaml:"speculative_prefill"`
+	Tokens   tokenizerConfig   `yaml:"tokenizer"`
 	StateDir string            `yaml:"state_dir"`
 	Log      logConfig         `yaml:"log"`
 
@@ -121,6 +122,13 @@ func defaultConfig() config {
 	}
 }
 
+// tokenizerConfig says where the files are with which this process makes tokens itself.
+type tokenizerConfig struct {
+	Path    string            `yaml:"path"`
+	Models  map[string]string `yaml:"models"`
+	Offline bool              `yaml:"offline"`
+}
+
 // bind declares the flags of c with its present values as their defaults. A setting's
 // environment variable is WARMROUTE_ and its flag in upper case, - as _.
 func (c *config) bind(f *pflag.FlagSet) {
@@ -156,6 +164,8 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(&c.Index.ApproximateTTL, "approximate-ttl", "how long the approximate index believes that a worker still holds a prefix")
 	f.StringVar(&c.Prefill.Mode, "speculative-prefill", c.Prefill.Mode, "warm the next turn of conversations whose requests do not say: off, on, or auto (only on workers known to hold a cache)")
 	f.Float64Var(&c.Prefill.Holdout, "speculation-holdout", c.Prefill.Holdout, "share of the turns to be warmed that are not, at random, so that /debug/prefill knows what warming saves; 0 measures nothing")
+	f.StringVar(&c.Tokens.Path, "model-path", c.Tokens.Path, "`directory or Hugging Face id` with the tokenizer and chat template of every model that tokenizer.models does not name; empty takes what each worker names at /v1/models")
+	f.BoolVar(&c.Tokens.Offline, "offline", c.Tokens.Offline, "take tokenizer files from disk only (as does HF_HUB_OFFLINE=1); HF_HOME, HF_ENDPOINT and HF_TOKEN are those of Python's huggingface_hub")
 	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` in which relays keep their hash maps, so that a restart stays exact")
 	f.IntVar(&c.Simulate, "simulate", c.Simulate, "start this many simulated workers on 127.0.0.1 and route to them")
 	bindLog(f, &c.Log)

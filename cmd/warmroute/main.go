@@ -139,7 +139,7 @@ block, which worker holds which prefix in its KV cache.`,
 		}
 		return &usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newDemo(), newVersion())
+	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newDemo(), newTokenize(), newVersion())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	return root
 }

@@ -92,6 +92,7 @@ type parts struct {
 	bus       *events.Bus
 	fleet     *upstream.Fleet
 	consumer  *events.Consumer
+	models    *prompt.Models
 	prompt    *prompt.Builder
 	prefill   *prefill.Prefiller
 	front     *proxy.Server
@@ -147,7 +148,9 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Registerer:  registry,
 		Logger:      log,
 	})
+	models := prompt.NewModels(prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log), Logger: log, Registerer: registry})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
+		Local:    models,
 		Workers:  workers,
 		Allow:    cfg.Allow,
 		Router:   rt,
@@ -182,7 +185,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	if err != nil {
 		return nil, err
 	}
-	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Registerer: registry})
+	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
 	warmer := prefill.New(prefill.Config{
 		Default: prefill.Mode(cfg.Prefill.Mode),
 		Models:  modes(cfg.Prefill.Models),
@@ -223,7 +226,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	closeBus = false
-	return &parts{bus: bus, fleet: fleet, consumer: consumer, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
+	return &parts{bus: bus, fleet: fleet, consumer: consumer, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
 }
 
 // makeStateDir makes the directory of relays' state and sees that it can be written.
@@ -272,6 +275,7 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 	g, back := errgroup.WithContext(back)
 	g.Go(func() error { return p.consumer.Run(back) })
 	g.Go(func() error { return p.fleet.Run(back) })
+	g.Go(func() error { return p.models.Run(back, p.fleet) })
 	g.Go(func() error {
 		// Speculation ends with the signal, before the streams have drained.
 		warm, stop := context.WithCancel(back)

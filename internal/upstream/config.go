@@ -18,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/events"
 )
@@ -70,6 +71,9 @@ type FleetConfig struct {
 
 	Router *router.Router // receives workers, health and feeds; needed
 	Bus    *events.Bus    // carries the events of workers with Events; nil leaves them unread
+
+	// Local makes tokens in this process; it hears which models there are. nil makes none.
+	Local *prompt.Models
 
 	Prefix, Cluster string // of the NATS subjects
 	StateDir        string // where in-process relays keep their hash maps; "" keeps none

@@ -276,6 +276,7 @@ type ModelInfo struct {
 	Parent      string `json:"parent"`        // base model of an adapter
 	MaxModelLen int    `json:"max_model_len"` // 0 if the worker does not say
 	OwnedBy     string `json:"owned_by"`
+	Root        string `json:"root"` // path or id that the engine was started with, of an adapter its own
 }
 
 // LoRA tells whether the model is an adapter on some worker: its KV cache is its own.
@@ -295,6 +296,7 @@ func (f *Fleet) Ready() (ready bool, degraded []string) {
 			degraded = append(degraded, fmt.Sprintf("worker %s: %s", w.id, reason))
 		}
 	}
+	degraded = append(degraded, f.cfg.Local.Degraded()...)
 	if len(list) == 0 {
 		degraded = append(degraded, "no workers are configured or announced")
 	}

@@ -243,6 +243,7 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 			EnableCacheReport *bool     `json:"enable_cache_report"`
 			DisableRadix      bool      `json:"disable_radix_cache"`
 			KVEvents          *kvAdvert `json:"kv_events"`
+			TokenizerPath     string    `json:"tokenizer_path"`
 		}
 		// vLLM's development mode has a /server_info without these.
 		if code != fasthttp.StatusOK || json.Unmarshal(body, &info) != nil || info.MaxTotalNumTokens == 0 && info.PageSize == 0 {
@@ -251,6 +252,9 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 		f.version, f.health = info.Version, path
 		f.capacityTokens, f.maxNumSeqs = info.MaxTotalNumTokens, info.MaxRunning
 		f.blockSize, f.ranks = info.PageSize, info.DPSize
+		for i := range f.models { // their root is the served name
+			f.models[i].Root = info.TokenizerPath
+		}
 		if b := w.f.cfg.Bus; b == nil || b.External() == nil {
 			f.advert = info.KVEvents
 		}

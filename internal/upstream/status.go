@@ -60,9 +60,23 @@ func (w *Worker) status() WorkerStatus {
 	for rank := range s.Ranks {
 		s.Feeds = append(s.Feeds, w.feed(rank))
 	}
-	s.Tokens = w.tok.describe()
+	s.Tokens = w.describeTokens(s.Models)
 	s.Connections, _ = w.pool.stats()
 	return s
+}
+
+// describeTokens says where the token ids of the worker's prompts come from.
+func (w *Worker) describeTokens(models []string) string {
+	engine := w.tok.describe()
+	for _, name := range models {
+		switch local := w.f.cfg.Local.Describe(name); {
+		case strings.HasPrefix(local, "not local"):
+			return engine + "; " + local
+		case local != "":
+			return local
+		}
+	}
+	return engine
 }
 
 // Unjoined returns the announced workers that nobody configured or allowed, by name.
