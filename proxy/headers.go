@@ -48,6 +48,9 @@ func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank
 		if hopByHop[string(k)] || notUpstream[string(k)] || named[string(k)] || bytes.HasPrefix(k, []byte(ownPrefix)) {
 			continue
 		}
+		if !isToken(k) { // fasthttp does not spell such a name as the tables above do
+			continue
+		}
 		if keyed && (string(k) == headerAPIKey || string(k) == headerXAPIKey) {
 			continue
 		}
@@ -59,6 +62,19 @@ func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank
 		dst = appendHeader(dst, headerRank, strconv.AppendInt(nil, int64(rank), 10))
 	}
 	return dst
+}
+
+// isToken tells whether a field's name is one by RFC 9110, section 5.6.2.
+func isToken(name []byte) bool {
+	for _, c := range name {
+		if c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' {
+			continue
+		}
+		if bytes.IndexByte([]byte("!#$%&'*+.^`|~"), c) < 0 {
+			return false
+		}
+	}
+	return len(name) > 0
 }
 
 func appendHeader(dst []byte, name string, value []byte) []byte {
