@@ -88,7 +88,6 @@ type conn struct {
 	linger  atomic.Bool  // read what the client still sends before closing
 	pace    pace         // for whoever reads
 	surplus bool         // above the limit of connections
-	sealed  bool         // what is read is TLS
 	silence
 
 	l         *listener
@@ -123,10 +122,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 1, nil
 	}
 	n, err := c.readPaced(p)
-	if !c.sealed {
-		err = c.heard(n, err)
-	}
-	return n, err
+	return n, c.heard(n, err)
 }
 
 // silence is a connection on which the client has said nothing yet.

@@ -93,8 +93,12 @@ func TestPace_NotWhileIdleOrAnswered(t *testing.T) {
 	r := newRig(t, setup{window: 30 * time.Millisecond}, w)
 	c := r.dial()
 	br := bufio.NewReader(c)
-	for range 3 {
-		_, _ = io.WriteString(c, request(pathChat, "", streamBody))
+	for i := range 4 {
+		raw := request(pathChat, "", streamBody)
+		if i%2 == 0 {
+			raw = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+		}
+		_, _ = io.WriteString(c, raw)
 		if resp, got, err := readResponse(br); err != nil || resp.StatusCode != 200 {
 			t.Fatalf("%v %q", err, got)
 		}

@@ -54,9 +54,6 @@ func (l *tlsListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c, ok := nc.(*conn); ok {
-		c.sealed = true
-	}
 	return &tlsConn{Conn: tls.Server(nc, l.config), onError: l.onError}, nil
 }
 
