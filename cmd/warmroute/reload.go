@@ -63,6 +63,14 @@ func (r *reloader) content() string {
 	return all
 }
 
+// names returns the files that are followed.
+func (r *reloader) names() (out []string) {
+	if r.path != "" {
+		out = append(out, r.path)
+	}
+	return append(out, r.files...)
+}
+
 // read returns what stands for the content of a file, "" where it cannot be read: a file
 // that goes away and comes back as it was has not changed.
 func read(path string) string {
@@ -76,10 +84,7 @@ func read(path string) string {
 
 // watch adds the directories of all files to a watcher.
 func (r *reloader) watch(w *fsnotify.Watcher, log *slog.Logger) {
-	for _, f := range append([]string{r.path}, r.files...) {
-		if f == "" {
-			continue
-		}
+	for _, f := range r.names() {
 		if err := w.Add(filepath.Dir(f)); err != nil {
 			log.Warn("file is not watched; reload with SIGHUP", "file", f, "error", err)
 		}
@@ -138,20 +143,20 @@ func (r reloader) run(ctx context.Context, log *slog.Logger, apply func(config) 
 			err = apply(cfg)
 		}
 		if err != nil {
-			log.Error("reload refused, the running configuration stays", "file", r.path, "error", err)
+			log.Error("reload refused, the running configuration stays", "files", r.names(), "error", err)
 			continue
 		}
 		if again := settings(cfg); r.settings != "" && again != r.settings {
-			log.Warn("only workers, API keys and certificates are reloaded: the other changes need a restart", "file", r.path)
+			log.Warn("only workers, API keys and certificates are reloaded: the other changes need a restart", "files", r.names())
 		}
-		log.Info("configuration reloaded", "file", r.path, "workers", len(cfg.Workers))
+		log.Info("configuration reloaded", "files", r.names(), "workers", len(cfg.Workers))
 	}
 }
 
 // absent tells whether a file is away for the moment, as while an editor replaces it.
 func (r *reloader) absent() bool {
-	for _, f := range append([]string{r.path}, r.files...) {
-		if f != "" && read(f) == "" {
+	for _, f := range r.names() {
+		if read(f) == "" {
 			return true
 		}
 	}
