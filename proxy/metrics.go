@@ -18,6 +18,7 @@ type metrics struct {
 	bodyBytes   *prometheus.HistogramVec
 	disconnects *prometheus.CounterVec
 	retries     *prometheus.CounterVec
+	noBudget    prometheus.Counter
 	breaks      prometheus.Counter
 	unread      prometheus.Counter
 	promptTok   prometheus.Counter
@@ -62,6 +63,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		bodyBytes:   histogram("request_body_bytes", "Size of request bodies.", prometheus.ExponentialBuckets(256, 4, 10), endpoint),
 		disconnects: counters("client_disconnects_total", "Clients that left before their answer was complete, by phase (before_first_byte, streaming).", "phase"),
 		retries:     counters("retries_total", "Requests sent to another worker before the first byte, by reason (connect, no_response, status).", "reason"),
+		noBudget:    counter("retry_budget_exhausted_total", "Retries that were not made because retries were too many: 20 % of the requests of 10 s, and 10 a second."),
 		breaks:      counter("stream_breaks_total", "Answers that broke off because their worker did."),
 		unread:      counter("unread_events_total", "Events of streams that were passed on but could not be read."),
 		promptTok:   counter("prompt_tokens_total", "Prompt tokens that workers reported."),
@@ -86,7 +88,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.bodyBytes, m.disconnects,
-		m.retries, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests,
+		m.retries, m.noBudget, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests,
 		m.authFailures, m.keyRequests, m.keyTokens, m.keyRefusals, m.conns, m.refusedConns, m.tlsFailures,
 		m.heartbeats} {
 		errs = append(errs, reg.Register(c))

@@ -29,6 +29,7 @@ type Server struct {
 	admin    net.Listener
 	started  time.Time
 	draining atomic.Bool
+	budget   budget // of retries
 
 	access sync.Mutex                 // orders changes of the two below
 	keys   atomic.Pointer[keyring]    // nil lets everybody in

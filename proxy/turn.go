@@ -136,6 +136,9 @@ func (t *turn) end() {
 	s.mu.Unlock()
 	left := clientLeft(t.ctx)
 	if t.resp != nil {
+		if t.relay != nil && t.relay.seen.Failed {
+			t.resp.Blame("an error came within its stream")
+		}
 		_ = t.resp.Close()
 	}
 	if t.relay != nil {
@@ -291,7 +294,8 @@ func (t *turn) identify(body []byte, ns kv.Namespace) {
 
 // send finds a worker that answers. Before the first byte of an answer another worker is
 // tried: after a failed connect, a 502, 503 or 504, and once after a worker that took the
-// request and died without a word.
+// request and died without a word; the latter two within the budget of retries. A worker
+// that left before it was asked is no attempt.
 func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	s := t.s
 	ask := router.Request{
@@ -301,7 +305,8 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	}
 	var failed error // of the last attempt
 	silent := 0      // workers that died without a word
-	for attempt := 0; ; attempt++ {
+	s.budget.request(time.Now())
+	for attempt := 0; ; {
 		from := time.Now()
 		lease, err := s.cfg.Router.Route(t.ctx, &ask)
 		t.route += time.Since(from)
@@ -328,16 +333,20 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 		s.cfg.Prefill.Yield(lease.Worker())
 		failed = t.attempt(rc, body)
 		again := attempt < s.retries() && t.ctx.Err() == nil
+		attempt++
 		var e *upstream.Error
 		switch {
 		case failed == nil && retryStatus(t.resp.Header.StatusCode()):
+			again = again && s.withdraw()
 		case failed == nil:
 			return nil
-		case errors.As(failed, &e) && e.Phase == upstream.PhaseConnect:
+		case errors.As(failed, &e) && e.Phase == upstream.PhaseConnect: // it cost no worker anything
 		case errors.As(failed, &e) && e.Phase == upstream.PhaseAnswer && e.Limit == "":
 			silent++
-			again = again && silent == 1
+			again = again && silent == 1 && s.withdraw()
 		case errors.Is(failed, errWorkerLeft):
+			attempt--
+			again = t.ctx.Err() == nil
 		default:
 			again = false
 		}
@@ -423,6 +432,8 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 		Method: fasthttp.MethodPost, Path: path, Body: body,
 		Header:        header,
 		Authorization: authorization,
+		Generation:    true, Stream: t.req.Stream,
+		Predicted: time.Duration(t.lease.Decision().PredictedTTFT * float64(time.Second)),
 	})
 	if err != nil {
 		return err

@@ -136,7 +136,7 @@ func (st *state) ownAttr(v Value, name string) (Value, bool) {
 // unsupported are attributes that Python has and that no chat template needs. Taking
 // them for undefined would be wrong.
 var unsupported = map[kind][]string{
-	kString: {"encode", "maketrans", "translate"},
+	kString: {"casefold", "encode", "isidentifier", "maketrans", "translate"},
 	kDict:   {"fromkeys"},
 	kBool:   {"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "numerator", "real", "to_bytes"},
 	kInt:    {"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "numerator", "real", "to_bytes"},
@@ -171,10 +171,11 @@ func (st *state) item(v, key Value) Value {
 	if key.k != kString {
 		return Value{}
 	}
-	if found, ok := st.ownAttr(v, key.str()); ok {
-		return found
+	found, ok := st.ownAttr(v, key.str())
+	if !ok || found.k == kUndefined {
+		return Value{} // without the name, which may come from the request
 	}
-	return Value{}
+	return found
 }
 
 // index is v[i] for sequences.

@@ -24,14 +24,15 @@ func (a *args) pop(name string) (Value, bool) {
 	return Value{}, false
 }
 
-// left names a keyword argument that nobody took, or is "".
-func (a *args) left() string {
+// left reports whether there is a keyword argument that nobody took. Its name may come
+// from the request, so no message holds it.
+func (a *args) left() bool {
 	for i := range a.kw {
 		if a.kw[i].name != "" {
-			return a.kw[i].name
+			return true
 		}
 	}
-	return ""
+	return false
 }
 
 // argList is how the arguments of a call, filter or test were written.
@@ -164,7 +165,7 @@ type funcObj struct {
 	fn   func(st *state, a args) Value
 }
 
-func function0(name string, fn func(st *state, a args) Value) Value {
+func newFunc(name string, fn func(st *state, a args) Value) Value {
 	return Value{k: kFunc, p: unsafe.Pointer(&funcObj{name, fn})}
 }
 

@@ -109,11 +109,3 @@ func (d *Dict) index(i int) {
 		d.others[hashKey(k)] = int32(i)
 	}
 }
-
-func (d *Dict) keys() []Value {
-	keys := make([]Value, len(d.entries))
-	for i := range d.entries {
-		keys[i] = d.entries[i].key
-	}
-	return keys
-}

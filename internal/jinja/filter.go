@@ -42,8 +42,8 @@ func bindArgs(dst []Value, a args, params []string, need int) []Value {
 		}
 		dst = append(dst, v)
 	}
-	if name := a.left(); name != "" {
-		failf("unexpected keyword argument '%s'", name)
+	if a.left() {
+		fail("unexpected keyword argument")
 	}
 	return dst
 }

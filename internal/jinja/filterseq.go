@@ -83,8 +83,8 @@ func filterMap(st *state, v Value, a args) Value {
 func (st *state) mapper(a args) func(*state, Value) Value {
 	if attribute, ok := a.pop("attribute"); ok && len(a.pos) == 0 {
 		def, _ := a.pop("default")
-		if name := a.left(); name != "" {
-			failf("unexpected keyword argument '%s'", name)
+		if a.left() {
+			fail("unexpected keyword argument")
 		}
 		parts := attributePath(attribute)
 		return func(st *state, v Value) Value {

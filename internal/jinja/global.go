@@ -8,14 +8,14 @@ import (
 
 // globals are the names that a template finds if the request has none of that name.
 var globals = map[string]Value{
-	"range":           function0("range", func(_ *state, a args) Value { a.want(0, 3); return newRange(a.pos) }),
-	"dict":            function0("dict", func(st *state, a args) Value { return st.newDict(a).Value() }),
-	"namespace":       function0("namespace", newNamespace),
-	"cycler":          function0("cycler", newCycler),
-	"joiner":          function0("joiner", newJoiner),
-	"raise_exception": function0("raise_exception", raise),
-	"strftime_now":    function0("strftime_now", strftimeNow),
-	"lipsum":          function0("lipsum", func(*state, args) Value { fail("lipsum is not supported"); return Value{} }),
+	"range":           newFunc("range", func(_ *state, a args) Value { a.want(0, 3); return newRange(a.pos) }),
+	"dict":            newFunc("dict", func(st *state, a args) Value { return st.newDict(a).Value() }),
+	"namespace":       newFunc("namespace", newNamespace),
+	"cycler":          newFunc("cycler", newCycler),
+	"joiner":          newFunc("joiner", newJoiner),
+	"raise_exception": newFunc("raise_exception", raise),
+	"strftime_now":    newFunc("strftime_now", strftimeNow),
+	"lipsum":          newFunc("lipsum", func(*state, args) Value { fail("lipsum is not supported"); return Value{} }),
 }
 
 // raise is Hugging Face's raise_exception: a template's own refusal.
@@ -94,7 +94,7 @@ func newJoiner(st *state, a args) Value {
 	var room [1]Value
 	sep := opt(bindArgs(room[:0], a, []string{"sep"}, 0)[0], String(", "))
 	used := false
-	return function0("joiner", func(_ *state, a args) Value {
+	return newFunc("joiner", func(_ *state, a args) Value {
 		a.want(0, 0)
 		if !used {
 			used = true

@@ -109,8 +109,8 @@ func (m *macroDef) bind(st *state, a args) {
 		}
 		st.assign(m.kwargs, d.Value())
 	default:
-		if name := a.left(); name != "" {
-			failf("macro '%s' takes no keyword argument '%s'", m.name, name)
+		if a.left() {
+			failf("macro '%s' takes no keyword argument of that name", m.name)
 		}
 	}
 	switch {

@@ -155,7 +155,7 @@ func (st *state) reset() {
 		clear(st.free[32:])
 		st.free = st.free[:32]
 	}
-	st.out, st.now, st.fr = nil, nil, nil
+	st.out, st.now, st.fr, st.captured = nil, nil, nil, Value{}
 }
 
 // scan counts the steps of looking at n bytes of text.

@@ -124,8 +124,12 @@ func titleCase(s string) string {
 	inWord := false
 	for i, r := range s {
 		switch {
+		case inWord && r == 'Σ' && isFinalSigma(s, i):
+			b = append(b, "ς"...)
 		case inWord:
 			b = append(b, lower(s[i:i+runeSize(s[i:])])...)
+		case r == utf8.RuneError:
+			b = append(b, s[i:i+runeSize(s[i:])]...)
 		default:
 			b = titleRune(b, r)
 		}
@@ -137,10 +141,14 @@ func titleCase(s string) string {
 func swapCase(s string) string {
 	b := make([]byte, 0, len(s))
 	for i, r := range s {
-		if unicode.IsUpper(r) {
-			b = append(b, lower(s[i:i+runeSize(s[i:])])...)
-		} else {
+		c := s[i : i+runeSize(s[i:])]
+		switch {
+		case isUpper(c):
+			b = append(b, lower(c)...)
+		case isLower(c):
 			b = upperRune(b, r)
+		default:
+			b = append(b, c...)
 		}
 	}
 	return string(b)
@@ -172,7 +180,7 @@ func isUpper(s string) bool {
 func isTitleCase(s string) bool {
 	inWord, any := false, false
 	for _, r := range s {
-		up := unicode.IsUpper(r) || unicode.IsTitle(r)
+		up := unicode.IsUpper(r) || unicode.IsTitle(r) || unicode.Is(unicode.Other_Uppercase, r)
 		if up && inWord || !up && isCased(r) && !inWord {
 			return false
 		}

@@ -23,6 +23,7 @@ type model struct {
 	byteIDs      [256]int64
 	allBytes     bool     // every byte is a token, and
 	first        []uint32 // the merges of two bytes
+	borders      *borders // nil unless byte-level with a token for every byte
 	chars        *chars   // nil for a byte-level model
 }
 
@@ -60,13 +61,8 @@ func (m *model) words(sc *scratch, dst []uint32, text []byte, stage cutter) []ui
 			x := shortKey(binary.LittleEndian.Uint64(text[i:]), n)
 			if id := m.short.get(x); id < 1<<idBits {
 				dst = append(dst, uint32(id))
-			} else if id := m.short.second(x); id < 1<<idBits {
-				dst = append(dst, uint32(id))
 			} else {
-				at := len(dst)
-				if dst = m.word(sc, dst, text, i, j); len(dst) == at+1 {
-					m.short.put(x, dst[at])
-				}
+				dst = m.shortMiss(sc, dst, text, i, j, x)
 			}
 		} else {
 			dst = m.word(sc, dst, text, i, j)
@@ -76,10 +72,26 @@ func (m *model) words(sc *scratch, dst []uint32, text []byte, stage cutter) []ui
 	return dst
 }
 
+// shortMiss appends the ids of s[i:j], whose short key x is not in the first slot.
+func (m *model) shortMiss(sc *scratch, dst []uint32, s []byte, i, j int, x uint64) []uint32 {
+	if id := m.short.second(x); id < 1<<idBits {
+		return append(dst, uint32(id))
+	}
+	at := len(dst)
+	if dst = m.word(sc, dst, s, i, j); len(dst) == at+1 {
+		m.short.put(x, dst[at])
+	}
+	return dst
+}
+
 // word appends the ids of s[i:j].
 func (m *model) word(sc *scratch, dst []uint32, s []byte, i, j int) []uint32 {
 	if j-i > keyBytes {
-		return m.longer(sc, dst, s[i:j])
+		var h uint64
+		if j-i <= m.vocab.longest(s[i]) {
+			h = m.vocab.hashBytes(s[i:j])
+		}
+		return m.miss(sc, dst, s, i, j, h)
 	}
 	k := keyOf(s, i, j)
 	h := m.vocab.hash(k)
@@ -88,24 +100,16 @@ func (m *model) word(sc *scratch, dst []uint32, s []byte, i, j int) []uint32 {
 		return dst
 	}
 	n := len(dst)
-	dst = m.merged(sc, dst, s[i:j], h)
+	dst = m.miss(sc, dst, s, i, j, h)
 	m.cache.put(k, h, dst[n:])
 	return dst
 }
 
-// longer is word for a word that is too long for the cache.
-func (m *model) longer(sc *scratch, dst []uint32, word []byte) []uint32 {
-	var h uint64
-	if len(word) <= m.vocab.long {
-		h = m.vocab.hashBytes(word)
-	}
-	return m.merged(sc, dst, word, h)
-}
-
-// merged appends the ids of a word whose hash is h. The word of a character-level model
-// may hold spaces that stand for U+2581.
-func (m *model) merged(sc *scratch, dst []uint32, word []byte, h uint64) []uint32 {
-	if len(word) <= m.vocab.long {
+// miss appends the ids of the word s[i:j], whose hash is h. The word of a character-level
+// model may hold spaces that stand for U+2581.
+func (m *model) miss(sc *scratch, dst []uint32, s []byte, i, j int, h uint64) []uint32 {
+	word := s[i:j]
+	if len(word) <= m.vocab.longest(word[0]) {
 		token := word
 		if m.chars != nil && m.chars.spaceIsMeta {
 			token, h = m.meta(sc, word, h)
@@ -114,6 +118,42 @@ func (m *model) merged(sc *scratch, dst []uint32, word []byte, h uint64) []uint3
 			return append(dst, id)
 		}
 	}
+	if m.borders != nil && len(word) > shortBytes {
+		if end := m.borders.next(word, 0); end < len(word) {
+			return m.parts(sc, dst, s, i, j, i+end)
+		}
+	}
+	return m.merge(sc, dst, word)
+}
+
+// parts appends the ids of the word s[i:j] that borders cut, the first part ending at end. A
+// part is looked up like a word, but where merges are ignored for words that are tokens
+// they still count for parts.
+func (m *model) parts(sc *scratch, dst []uint32, s []byte, i, j, end int) []uint32 {
+	for {
+		at := len(dst)
+		if n := end - i; n <= shortBytes && i+8 <= len(s) {
+			x := shortKey(binary.LittleEndian.Uint64(s[i:]), n)
+			if id := m.short.get(x); id < 1<<idBits {
+				dst = append(dst, uint32(id))
+			} else {
+				dst = m.shortMiss(sc, dst, s, i, end, x)
+			}
+		} else {
+			dst = m.word(sc, dst, s, i, end)
+		}
+		if m.ignoreMerges && len(dst) == at+1 && !m.isWhole(dst[at]) {
+			dst = m.merge(sc, dst[:at], s[i:end])
+		}
+		if end == j {
+			return dst
+		}
+		i, end = end, m.borders.next(s[:j], end)
+	}
+}
+
+// merge appends the ids of a word or part by merging alone.
+func (m *model) merge(sc *scratch, dst []uint32, word []byte) []uint32 {
 	if len(word) > shortWord {
 		return m.long(sc, dst, word)
 	}
@@ -230,6 +270,9 @@ func (m *model) memory() int64 {
 	n := m.vocab.memory() + 8*int64(cap(m.merges.slots)+cap(m.whole)) + 4*int64(cap(m.merges.result)+cap(m.first))
 	if m.chars != nil {
 		n += m.chars.memory()
+	}
+	if m.borders != nil {
+		n += 8 * int64(cap(m.borders.joined.slots))
 	}
 	return n + 64*cacheSlots + 8*2<<bucketBits
 }

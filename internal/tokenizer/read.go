@@ -173,25 +173,19 @@ func (m *model) read(file map[string]json.RawMessage, byteLevel, spaceIsMeta, cu
 	}
 	m.ignoreMerges = f.IgnoreMerges
 	if byteLevel {
-		if known := m.readBytes(); known < 256 && (f.UnkToken != nil || f.ByteFallback) {
-			return fmt.Errorf("model: unk_token or byte_fallback with only %d of 256 bytes in the vocabulary is not supported", known)
-		}
-		if m.merges, err = readMerges(file["model.merges"], m.vocab, true, nil); err != nil {
+		if err := m.readByteLevel(f, file["model.merges"]); err != nil {
 			return err
 		}
-		m.readFirst()
 	} else if err := m.readChars(f, file["model.merges"], spaceIsMeta, cutAtMeta); err != nil {
 		return err
 	}
-	if !m.ignoreMerges {
-		m.findWhole()
-	}
+	m.findWhole()
 	m.newCaches()
 	return nil
 }
 
-// readBytes finds the tokens of single bytes and gives their number.
-func (m *model) readBytes() (known int) {
+func (m *model) readByteLevel(f *modelFile, merges json.RawMessage) (err error) {
+	known := 0
 	for b := range m.byteIDs {
 		m.byteIDs[b] = -1
 		if id, ok := m.vocab.find([]byte{byte(b)}); ok {
@@ -199,19 +193,21 @@ func (m *model) readBytes() (known int) {
 			known++
 		}
 	}
-	return known
-}
-
-// readFirst makes the table of merges of two bytes.
-func (m *model) readFirst() {
-	m.allBytes = !slices.Contains(m.byteIDs[:], -1)
-	if !m.allBytes {
-		return
+	m.allBytes = known == 256
+	if !m.allBytes && (f.UnkToken != nil || f.ByteFallback) {
+		return fmt.Errorf("model: unk_token or byte_fallback with only %d of 256 bytes in the vocabulary is not supported", known)
 	}
+	p := &borders{}
+	m.merges, err = readMerges(merges, m.vocab, true, func(_, _ uint32, a, b []byte) { p.join(a, b) })
+	if err != nil || !m.allBytes {
+		return err
+	}
+	m.borders = p
 	m.first = make([]uint32, 1<<16)
 	for i := range m.first {
 		m.first[i] = m.merges.get(uint32(m.byteIDs[i>>8]), uint32(m.byteIDs[i&0xFF]))
 	}
+	return nil
 }
 
 func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cutAtMeta bool) (err error) {
@@ -225,6 +221,7 @@ func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cut
 			return fmt.Errorf("model: unk_token %q is not in the vocabulary", *f.UnkToken)
 		}
 	}
+	c.delays = c.fallback && !c.allBytes && c.hasUnknown
 	m.merges, err = readMerges(merges, m.vocab, false, func(left, right uint32, a, b []byte) {
 		// A merge of a token that stands for other text than its own crosses borders
 		// that its characters do not show.

@@ -1,10 +1,12 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"unicode/utf8"
 )
 
 // vocab maps the bytes of a token to its id and back. Byte-level tokens are kept as the
@@ -17,6 +19,7 @@ type vocab struct {
 	count int
 	twice bool              // a token stands twice, or is in odd
 	long  int               // bytes of the longest token
+	wide  int               // and of the longest that does not begin with ASCII
 	odd   map[string]uint32 // tokens that no text can become: outside the byte alphabet
 }
 
@@ -54,6 +57,14 @@ func (v *vocab) hashBytes(word []byte) uint64 {
 	return h
 }
 
+// longest bounds the length of tokens whose first byte is c.
+func (v *vocab) longest(c byte) int {
+	if c >= utf8.RuneSelf {
+		return v.wide
+	}
+	return v.long
+}
+
 // find gives the id of a token's bytes.
 func (v *vocab) find(word []byte) (uint32, bool) {
 	if len(word) > v.long {
@@ -85,7 +96,7 @@ func (v *vocab) is(id uint32, word []byte) bool {
 // readVocab reads the object of tokens and ids.
 func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 	entries := countStrings(data)
-	v := &vocab{seed: rand.Uint64(), slots: make([]uint64, tableSize(entries)), data: make([]byte, 0, len(data)/2)}
+	v := &vocab{seed: rand.Uint64(), slots: make([]uint64, tableSize(min(entries, maxID)))}
 	s := &scanner{data: data}
 	if err := s.expect('{'); err != nil {
 		return nil, fmt.Errorf("model.vocab: %w", err)
@@ -93,7 +104,11 @@ func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 	var text []byte
 	for first := true; ; first = false {
 		ok, err := s.more(first, '}')
+		if err == nil && v.count > maxID {
+			err = s.errorf("more than %d tokens are not supported", maxID)
+		}
 		if err == nil && !ok {
+			v.data = bytes.Clone(v.data)
 			return v, nil
 		}
 		var id uint32
@@ -153,6 +168,9 @@ func (v *vocab) add(text []byte, id uint32, byteLevel bool) {
 		return
 	}
 	v.long = max(v.long, len(word))
+	if len(word) > 0 && word[0] >= utf8.RuneSelf {
+		v.wide = max(v.wide, len(word))
+	}
 	h := v.hashBytes(word)
 	mask := uint64(len(v.slots) - 1)
 	for i := h & mask; ; i = (i + 1) & mask {

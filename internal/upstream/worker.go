@@ -26,6 +26,7 @@ type Worker struct {
 	cfg          *WorkerConfig // never changes; a reload makes another Worker
 	tok          tokenizer
 	usageMissing atomic.Int32
+	breaker      breaker
 	poke         chan struct{} // asks for a health check at once
 	found        chan struct{} // closed by the first probe that succeeds
 
@@ -257,8 +258,14 @@ func (w *Worker) setHealth(healthy bool, reason string) {
 	w.mu.Lock()
 	w.mu.healthy, w.mu.reason = healthy, reason
 	w.mu.Unlock()
+	if changed && !healthy {
+		w.breaker.reset(time.Now())
+		w.tellBreaker()
+	}
 	f.publishing.Unlock()
-	f.metrics.setHealthy(w.id, healthy)
+	if f.Worker(w.id) == w {
+		f.metrics.setHealthy(w.id, healthy)
+	}
 	if !turned {
 		return
 	}

@@ -40,7 +40,7 @@ ATTRIBUTES = ["a", "b", "name", "age", "items", "get", "keys", "_private", "0", 
 METHODS = [
     "upper()", "lower()", "title()", "capitalize()", "swapcase()", "strip()", "lstrip('a')", "rstrip()", "strip('ab')", "split()", "split(',')", "split(',', 1)", "rsplit(',', 1)", "splitlines()",
     "startswith('a')", "endswith('b')", "startswith(('a', 'b'))", "find('b')", "rfind('a')", "index('a')", "count('a')", "replace('a', 'b')", "replace('a', 'b', 1)", "join(['a', 'b'])", "join(strs)",
-    "partition(',')", "rpartition(',')", "center(7, '*')", "ljust(4)", "rjust(4)", "zfill(5)", "removeprefix('a')", "removesuffix('c')", "isdigit()", "isalpha()", "isspace()", "isupper()", "istitle()", "casefold()", "expandtabs()",
+    "partition(',')", "rpartition(',')", "center(7, '*')", "ljust(4)", "rjust(4)", "zfill(5)", "removeprefix('a')", "removesuffix('c')", "isdigit()", "isalpha()", "isspace()", "isupper()", "istitle()", "expandtabs()",
     "format(1)", "format('a', 2)", "format(a=1)", "get('a')", "get('a', 1)", "keys()", "values()", "items()", "keys()|list", "items()|list", "copy()", "count(1)", "index(1)", "append(1)", "pop()", "update({})",
 ]
 OPERATORS = ["+", "+", "+", "-", "*", "/", "//", "%", "~", "~", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "and", "or"]
