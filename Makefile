@@ -42,6 +42,12 @@ vet: ## go vet
 staticcheck: ## staticcheck at the version of go.mod
 	$(STATICCHECK) $(PKG)
 
+# Not part of check: the list of vulnerabilities is read from vuln.go.dev, which a build must
+# not depend on.
+.PHONY: vulncheck
+vulncheck: ## known vulnerabilities in what we call (needs vuln.go.dev)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(PKG)
+
 .PHONY: race
 race: ## the concurrent packages under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $(CONCURRENT)
