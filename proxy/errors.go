@@ -175,6 +175,11 @@ func faultFraming() *fault {
 		message: "the request has both Content-Length and Transfer-Encoding"}
 }
 
+func faultFolded() *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "invalid_request", closeConn: true,
+		message: "a header field goes on in a second line"}
+}
+
 // faultRead is an answer to a request that could not be read.
 func faultRead(err error, limit int) *fault {
 	var small *fasthttp.ErrSmallBuffer

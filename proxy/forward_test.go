@@ -190,6 +190,8 @@ func TestFC11_AmbiguousFramingIsRefused(t *testing.T) {
 		head + "Transfer-Encoding: chunked\r\n\r\nzz\r\n" + chunk,
 		head + "Transfer-Encoding: chunked\r\n\r\n5\r\nabcdefg\r\n0\r\n\r\n",
 		head + "X: a\r\n b\r\nContent-Length : 2\r\n\r\n{}",
+		head + "Transfer-Encoding:\r\n chunked\r\n\r\n" + chunk,
+		head + "X: a\r\n\tb\r\nContent-Length: " + fmt.Sprint(len(plainBody)) + "\r\n\r\n" + plainBody,
 		"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
 		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nHost: y\r\nContent-Length: 2\r\n\r\n{}",
 		"POST  /v1/chat/completions  HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",

@@ -198,6 +198,12 @@ func hasContentLength(raw []byte) bool {
 	return false
 }
 
+// isFolded tells whether a raw header field goes on in a line that begins with a blank
+// (obs-fold of RFC 9112, section 5.2), which fasthttp joins.
+func isFolded(raw []byte) bool {
+	return bytes.Contains(raw, []byte("\n ")) || bytes.Contains(raw, []byte("\n\t"))
+}
+
 // mediaType returns a content type without its parameters, in lower case.
 func mediaType(contentType []byte) string {
 	t, _, _ := bytes.Cut(contentType, []byte(";"))

@@ -243,6 +243,10 @@ func (s *Server) check(rc *fasthttp.RequestCtx) (*caller, *fault) {
 	if h.ContentLength() == -1 && hasContentLength(h.RawHeaders()) {
 		return nil, faultFraming()
 	}
+	// So is a field that one server reads as folded and the next one does not.
+	if isFolded(h.RawHeaders()) {
+		return nil, faultFolded()
+	}
 	path, method := string(rc.Path()), string(h.Method())
 	health := path == pathHealth || path == pathReady
 	if c := clientConn(rc.Conn()); c != nil && !health && c.tooMany() {
