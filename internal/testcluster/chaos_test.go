@@ -209,6 +209,12 @@ func setFault(w *liveWorker, fault string) error {
 	return nil
 }
 
+// booked are the gauges that are 0 where nobody asks for anything.
+var booked = []string{
+	"warmroute_proxy_inflight_requests", "warmroute_proxy_connections", "warmroute_prefill_inflight",
+	"warmroute_router_inflight", "warmroute_router_running", "warmroute_router_backlog_tokens", "warmroute_router_kv_tokens",
+}
+
 // footprint is what the proxy holds at rest.
 type footprint struct {
 	resources
@@ -224,11 +230,15 @@ func (c *chaos) footprint() (f footprint, err error) {
 		return f, err
 	}
 	f.heap = m.sum("go_memstats_heap_alloc_bytes")
-	f.resources, err = c.proxy.resources()
-	if err == nil && f.inflight+m.sum("warmroute_prefill_inflight") != 0 {
-		err = fmt.Errorf("%v requests in flight", f.inflight)
+	if f.resources, err = c.proxy.resources(); err != nil {
+		return f, err
 	}
-	return f, err
+	for _, name := range booked {
+		if v := m.sum(name); v != 0 {
+			return f, fmt.Errorf("%s is %v", name, v)
+		}
+	}
+	return f, nil
 }
 
 // TestChaos lets clients, links, workers and NATS misbehave under 200 concurrent
