@@ -355,12 +355,16 @@ func TestLocal_Hostile(t *testing.T) {
 // added tokens overlap in white space and where nothing is valid for long.
 func TestSegments_AreTheWholeText(t *testing.T) {
 	bits := append([]string{"<lr>", " <lr>\n \n\n ", "\n\n", "\n\n\n", " ", "a\nb", strings.Repeat("a line\nof text ", 900)}, fragments...)
-	for _, family := range append(templated(t), "flags") {
+	names, rounds := append(templated(t), "flags"), 400
+	if testing.Short() {
+		names, rounds = []string{"flags", "gemma", "llama3"}, 60
+	}
+	for _, family := range names {
 		b := localBuilder(t, Config{MemoBytes: 100 << 10}, family)
 		m := loadFamily(t, family)
 		r := rand.New(rand.NewPCG(5, 6))
 		text := ""
-		for range 400 {
+		for range rounds {
 			if text += bits[r.IntN(len(bits))]; r.IntN(30) == 0 || len(text) > 60<<10 {
 				text = text[:len(text)/3]
 			}
