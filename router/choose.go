@@ -98,7 +98,7 @@ func (r *Router) skipLocked(k *rank, req *Request) (reason string, full bool) {
 		return "draining", false
 	case slices.Contains(req.Exclude, w.spec.ID):
 		return "tried", false
-	case w.inflight >= limit && !req.Speculative:
+	case w.inflight+w.called >= limit && !req.Speculative:
 		return "full", true
 	}
 	return "", false
@@ -291,10 +291,9 @@ func (r *Router) saturatedLocked(q *query) error {
 			continue
 		}
 		e.Limit = min(e.Limit, w.rank.worker.maxInflight(r.cfg.MaxInflight))
-		itl := w.in.itl.a + w.in.itl.b*w.in.n + w.in.itl.c*w.in.kv
-		soon = min(soon, w.in.output*itl/max(w.in.n, 1))
+		soon = min(soon, w.rank.turnover(w.in.output))
 	}
-	e.RetryAfter = time.Duration(min(max(math.Ceil(soon), 1), 30)) * time.Second
+	e.RetryAfter = retryAfter(soon)
 	return e
 }
 

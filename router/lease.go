@@ -50,6 +50,8 @@ type Lease struct {
 	byText    bool // the conversation is known by its text
 	talk      talk
 	returning bool
+	idle      *idle   // counts its context when it has ended
+	shared    float64 // tokens of its prompt that are not its own
 
 	prompt   float64   // tokens
 	uncached float64   // tokens booked as backlog
@@ -207,7 +209,7 @@ func (l *Lease) Done(o Outcome) {
 	}
 	if o.OK && !l.warm {
 		r.expect.observeOutput(l.scope, output)
-		r.talks.ended(l, now, r.expect)
+		r.talks.ended(l, output, now, r.expect)
 	}
 	if !l.warm {
 		r.metrics.done(l, o)
@@ -224,6 +226,7 @@ func (l *Lease) Done(o Outcome) {
 func (r *Router) release(k *rank) {
 	r.mu.Lock()
 	r.releaseLocked(k)
+	r.settleLocked(k.worker)
 	last := k.holds == 0
 	r.mu.Unlock()
 	if last {

@@ -134,11 +134,14 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	rt := router.New(router.Config{
 		Mode:        router.Mode(cfg.Routing.Mode),
 		MaxInflight: cfg.Routing.MaxInflight,
+		MaxQueue:    cfg.Routing.maxQueue(),
 		Index:       indexes,
 		Workers:     &numbers,
 		OnStaleHits: func(r kv.WorkerRank) { consumer.Resync(r, "stale_hits") },
 		Registerer:  registry,
 		Logger:      log,
+
+		MaxQueueDelay: time.Duration(cfg.Routing.MaxQueueDelay),
 	})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
 		Workers:  workers,
