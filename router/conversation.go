@@ -183,7 +183,7 @@ func (c *conversations) ended(l *Lease, output int, now time.Time, e *expectatio
 		c.dropLocked(c.mu.slab[list].prev)
 		c.mu.forgotten++
 	}
-	c.insertLocked(conversation{talk: t, scope: l.scope, idle: l.idle})
+	c.insertLocked(conversation{talk: t, scope: l.scope, idle: &l.base.idle})
 	c.mu.Unlock()
 	for _, v := range closed {
 		e.observeTurns(v.scope, v.turns)

@@ -22,7 +22,7 @@ type Decision struct {
 	PromptTokens int       `json:"prompt_tokens"`
 	FirstTurn    bool      `json:"first_turn"`
 	Waited       float64   `json:"waited_seconds,omitempty"` // in the queue
-	Waits        string    `json:"waits,omitempty"`          // of a Preview: what it would wait for
+	Waits        bool      `json:"waits,omitempty"`          // of a Preview: a first turn would wait for KV room
 	Speculative  bool      `json:"speculative,omitempty"`    // a warm-up, not a request
 
 	ExpectedOutputTokens float64 `json:"expected_output_tokens"` // L
@@ -108,8 +108,8 @@ func (d *Decision) Explain() string {
 	if d.Waited > 0 {
 		fmt.Fprintf(&b, ", waited %.3f s", d.Waited)
 	}
-	if d.Waits != "" {
-		fmt.Fprintf(&b, ", waits for %s", d.Waits)
+	if d.Waits {
+		b.WriteString(", waits for room in the KV caches")
 	}
 	b.WriteByte('\n')
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

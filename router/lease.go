@@ -34,7 +34,7 @@ type Outcome struct {
 type Lease struct {
 	r        *Router
 	rank     *rank
-	fit      *itlFit
+	base     *model
 	decision *Decision
 	scope    scope
 	sendRank bool
@@ -50,7 +50,6 @@ type Lease struct {
 	byText    bool // the conversation is known by its text
 	talk      talk
 	returning bool
-	idle      *idle   // counts its context when it has ended
 	shared    float64 // tokens of its prompt that are not its own
 
 	prompt   float64   // tokens
@@ -164,7 +163,7 @@ func (l *Lease) Progress(tokens int) {
 	if g.tokens += tokens; g.tokens < itlWindow {
 		return
 	}
-	l.fit.observe(float64(now-g.from)/1e9/float64(g.tokens), (g.n+n)/2, (g.kv+kv)/2)
+	l.base.itl.observe(float64(now-g.from)/1e9/float64(g.tokens), (g.n+n)/2, (g.kv+kv)/2)
 	*g = gap{open: true, from: now, n: n, kv: kv}
 }
 

@@ -94,9 +94,7 @@ func (r *Router) Preview(req *Request) (*Decision, error) {
 	}
 	d := q.decide(r, best, reason)
 	d.ID, d.Mode = "", ModeKV
-	if r.cfg.MaxQueue >= 0 && q.needsRoom() && r.crowdedLocked(q.to, q.now) {
-		d.Waits = "room in the KV caches"
-	}
+	d.Waits = r.cfg.MaxQueue >= 0 && q.needsRoom() && r.crowdedLocked(q.to, q.now)
 	return d, nil
 }
 
