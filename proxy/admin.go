@@ -155,7 +155,7 @@ func (s *Server) debugExplain(w http.ResponseWriter, r *http.Request) {
 		FirstTurn: req.FirstTurn, Stream: req.Stream, PinRank: -1, Priority: req.Priority,
 	})
 	if err != nil {
-		sendFault(w, faultRoute(err, req.Model, s.modelNames()))
+		sendFault(w, faultRoute(err, req.Model, s.modelNames(nil)))
 		return
 	}
 	if r.URL.Query().Has("text") {

@@ -20,6 +20,7 @@ const (
 	headerWorker    = "X-Warmroute-Worker"
 	headerExplain   = "X-Warmroute-Explain"
 	headerRank      = "X-Data-Parallel-Rank"
+	headerSalt      = "X-Warmroute-Cache-Salt"
 	ownPrefix       = "X-Warmroute-"
 )
 
@@ -39,11 +40,18 @@ var notUpstream = map[string]bool{
 }
 
 // appendRequestHeaders appends what the worker gets of the client's headers. A compressed
-// answer could not be read for usage, so none is asked for.
-func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int) []byte {
+// answer could not be read for usage, so none is asked for. keyed says that the client's key
+// is one of this proxy's, which no worker may see.
+func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int, keyed bool) []byte {
 	named := connectionNames(h.PeekAll("Connection"))
 	for k, v := range h.All() {
 		if hopByHop[string(k)] || notUpstream[string(k)] || named[string(k)] || bytes.HasPrefix(k, []byte(ownPrefix)) {
+			continue
+		}
+		if !isToken(k) { // fasthttp does not spell such a name as the tables above do
+			continue
+		}
+		if keyed && (string(k) == headerAPIKey || string(k) == headerXAPIKey) {
 			continue
 		}
 		dst = appendHeader(dst, string(k), v)
@@ -54,6 +62,19 @@ func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank
 		dst = appendHeader(dst, headerRank, strconv.AppendInt(nil, int64(rank), 10))
 	}
 	return dst
+}
+
+// isToken tells whether a field's name is one by RFC 9110, section 5.6.2.
+func isToken(name []byte) bool {
+	for _, c := range name {
+		if c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' {
+			continue
+		}
+		if bytes.IndexByte([]byte("!#$%&'*+.^`|~"), c) < 0 {
+			return false
+		}
+	}
+	return len(name) > 0
 }
 
 func appendHeader(dst []byte, name string, value []byte) []byte {

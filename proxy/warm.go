@@ -3,8 +3,6 @@ package proxy
 import (
 	"context"
 	"io"
-	"strconv"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -39,7 +37,7 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 		return a, err
 	}
 	defer resp.Close()
-	a.Status, a.RetryAfter = resp.Header.StatusCode(), retryAfter(&resp.Header)
+	a.Status, a.RetryAfter = resp.Header.StatusCode(), upstream.RetryAfter(&resp.Header)
 	body, err := io.ReadAll(io.LimitReader(resp, warmAnswerBytes))
 	if err != nil {
 		return a, err
@@ -51,18 +49,9 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 	return a, nil
 }
 
-// retryAfter reads how long a worker wants to be left alone; 0 where it does not say.
-func retryAfter(h *fasthttp.ResponseHeader) time.Duration {
-	seconds, err := strconv.Atoi(string(h.Peek("Retry-After")))
-	if err != nil || seconds < 0 {
-		return 0
-	}
-	return time.Duration(min(seconds, 3600)) * time.Second
-}
-
 // pauseWarming keeps warm-ups away from a worker that asked for a pause.
 func (t *turn) pauseWarming(h *fasthttp.ResponseHeader) {
-	if d := retryAfter(h); d > 0 && t.s.cfg.Prefill != nil {
+	if d := upstream.RetryAfter(h); d > 0 && t.s.cfg.Prefill != nil {
 		t.s.cfg.Prefill.Pause(t.worker.ID(), d)
 	}
 }

@@ -345,14 +345,19 @@ func (r *Router) settleLaneLocked(l *lane) {
 	}
 }
 
+// anybody is a request without pins.
+var anybody = Request{PinRank: -1}
+
 // callOneLocked calls the next of the lane for the first worker that can take one.
 func (r *Router) callOneLocked(l *lane, to *served, room bool) bool {
+	o := offer{to: to, level: to.levelLocked(&anybody), room: room}
 	for i, k := range to.ranks {
 		w := k.worker
 		if i > 0 && to.ranks[i-1].worker == w || !w.healthy || w.draining || w.inflight+w.called >= w.maxInflight(r.cfg.MaxInflight) {
 			continue
 		}
-		if v := l.next(w, room); v != nil {
+		o.w = w
+		if v := l.next(&o); v != nil {
 			r.callLocked(v, w)
 			return true
 		}

@@ -44,6 +44,7 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	if l.warm {
 		k.warmLocked(l, w.in.prompt-w.in.overlap, q.now)
 	} else {
+		k.worker.breaker.Trial = false // it is taken
 		k.countLocked(l)
 		k.settleBusyLocked(r, q.now)
 		k.busy.set(true, r.nanos(q.now))

@@ -20,6 +20,7 @@ type query struct {
 	tau       float64 // age scale of eviction, seconds
 	output    float64 // L
 	turns     float64 // F, 1 unless this is a first turn
+	level     int     // of the breakers of its candidates
 	first     bool
 	talk      talk // the conversation that the request continues
 	returning bool // talk is known
@@ -66,12 +67,13 @@ func (r *Router) scoreAllLocked(q *query) (usable, full int) {
 	for _, k := range q.to.ranks {
 		r.refreshLocked(k, q.now)
 	}
+	q.level = q.to.levelLocked(q.req)
 	s.predict(r)
 	s.rows = s.rows[:0]
 	for _, k := range q.to.ranks {
 		s.rows = append(s.rows, row{rank: k})
 		w := &s.rows[len(s.rows)-1]
-		w.skip, w.full = r.skipLocked(k, q.req)
+		w.skip, w.full = r.skipLocked(k, q)
 		switch {
 		case w.full:
 			full++
@@ -84,13 +86,13 @@ func (r *Router) scoreAllLocked(q *query) (usable, full int) {
 }
 
 // skipLocked tells why rank k may not take the request.
-func (r *Router) skipLocked(k *rank, req *Request) (reason string, full bool) {
-	w := k.worker
+func (r *Router) skipLocked(k *rank, q *query) (reason string, full bool) {
+	w, req := k.worker, q.req
 	limit := w.maxInflight(r.cfg.MaxInflight)
 	switch {
 	case k.gone:
 		return "removed", false
-	case req.PinWorker != "" && req.PinWorker != w.spec.ID, req.PinRank >= 0 && req.PinRank != k.name.Rank:
+	case !req.pinned(k):
 		return "not pinned", false
 	case !w.healthy:
 		return "unhealthy", false
@@ -98,6 +100,8 @@ func (r *Router) skipLocked(k *rank, req *Request) (reason string, full bool) {
 		return "draining", false
 	case slices.Contains(req.Exclude, w.spec.ID):
 		return "tried", false
+	case w.breaker.level(req) > q.level:
+		return "ejected", false
 	case w.inflight+w.called >= limit && !req.Speculative:
 		return "full", true
 	}
@@ -182,6 +186,8 @@ func (r *Router) pickLocked(q *query, usable int) (best int, reason string) {
 		reason = "failover"
 	case q.req.PinWorker != "" || q.req.PinRank >= 0:
 		reason = "pinned"
+	case q.level > 0:
+		reason = "last_resort"
 	case usable == 1:
 		reason = "only"
 	}
@@ -297,6 +303,17 @@ func (r *Router) saturatedLocked(q *query) error {
 	return e
 }
 
+// why returns what the fleet said of a candidate that it took out.
+func (w *row) why() string {
+	switch w.skip {
+	case "unhealthy":
+		return w.rank.worker.reason
+	case "ejected":
+		return w.rank.worker.breaker.Reason
+	}
+	return ""
+}
+
 // noWorkers names what is wrong with each worker of the model.
 func noWorkers(q *query) error {
 	var b strings.Builder
@@ -310,8 +327,8 @@ func noWorkers(q *query) error {
 		}
 		w := &q.overlaps.rows[i]
 		b.WriteString(w.rank.label + " " + w.skip)
-		if w.skip == "unhealthy" && w.rank.worker.reason != "" {
-			b.WriteString(" (" + w.rank.worker.reason + ")")
+		if why := w.why(); why != "" {
+			b.WriteString(" (" + why + ")")
 		}
 	}
 	return fmt.Errorf("%w for model %q: %s", ErrNoWorkers, q.req.Model, b.String())

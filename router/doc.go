@@ -22,6 +22,9 @@
 // crowded, it is computed once more elsewhere as soon as the waits that it caused exceed
 // the price of the copy (rents).
 //
+// A worker whose breaker is not closed is a candidate only where the model has no better
+// one (Breaker): a bad worker's cost is no measure of what it does to a request.
+//
 // n counts every sequence in flight on the worker: those booked ahead of us decode
 // by the time our prefill runs. R, the ITL fit, L, F and the age scale τ of E are
 // measured from leases; nothing is a weight that somebody has to set.

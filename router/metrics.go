@@ -176,7 +176,7 @@ var (
 	backlogDesc   = desc("backlog_tokens", "Booked prompt tokens that wait for their first token.", "worker", "rank")
 	kvDesc        = desc("kv_tokens", "KV tokens of requests in flight, shared prefixes once.", "worker", "rank")
 	rateDesc      = desc("prefill_tokens_per_second", "Measured prefill rate R.", "worker", "rank")
-	usableDesc    = desc("usable", "1 where the worker is healthy and not draining.", "worker", "rank")
+	usableDesc    = desc("usable", "1 where the worker is healthy, not draining and not ejected.", "worker", "rank")
 	itlDesc       = desc("itl_coefficient", "Coefficients of ITL = a + b*n + c*KV in seconds.", "model", "coefficient")
 	interceptDesc = desc("ttft_intercept_seconds", "Time to first token of an idle worker beyond its prefill.", "model")
 	tauDesc       = desc("age_scale_seconds", "Age scale of eviction: 75th percentile of return gaps.")
@@ -214,7 +214,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(kvDesc, float64(s.HeldTokens), name, rank)
 		gauge(rateDesc, s.Rate, name, rank)
 		usable := 0.0
-		if s.Healthy && !s.Draining {
+		if s.Healthy && !s.Draining && s.EjectionLevel == 0 {
 			usable = 1
 		}
 		gauge(usableDesc, usable, name, rank)

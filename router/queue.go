@@ -180,12 +180,31 @@ func (l *lane) charge(v *Waiter) {
 // refund undoes the charge of a call that came to nothing.
 func (v *Waiter) refund() { v.flow.share -= max(v.tokens, minCharge) }
 
-// next returns who of the lane goes to w next; nil: nobody can. First turns go only
-// where first is true.
-func (l *lane) next(w *worker, first bool) *Waiter {
+// offer is what a worker can take at the moment.
+type offer struct {
+	w     *worker
+	to    *served // the lane's model
+	level int     // of the breakers that requests without pins go to
+	room  bool    // also first turns
+}
+
+// suits tells whether a request may go to the worker, which has a slot free.
+func (o *offer) suits(req *Request) bool {
+	level := o.level
+	if req.PinWorker != "" || req.PinRank >= 0 {
+		if req.PinWorker != "" && req.PinWorker != o.w.spec.ID || req.PinRank >= len(o.w.ranks) {
+			return false
+		}
+		level = o.to.levelLocked(req)
+	}
+	return o.w.breaker.level(req) <= level && !slices.Contains(req.Exclude, o.w.spec.ID)
+}
+
+// next returns who of the lane goes next; nil: nobody can.
+func (l *lane) next(o *offer) *Waiter {
 	var heads [classes]*Waiter
 	for i := range l.classes {
-		heads[i] = l.classes[i].next(w, first)
+		heads[i] = l.classes[i].next(o)
 	}
 	for i := background; i > urgent; i-- {
 		if heads[i] != nil && l.classes[i].passed >= maxPassed {
@@ -200,13 +219,13 @@ func (l *lane) next(w *worker, first bool) *Waiter {
 	return nil
 }
 
-func (c *fair) next(w *worker, first bool) *Waiter {
+func (c *fair) next(o *offer) *Waiter {
 	var best *Waiter
 	for _, f := range c.flows {
 		if best != nil && best.flow.share < f.share {
 			continue
 		}
-		v := f.next(w, first)
+		v := f.next(o)
 		if v != nil && (best == nil || f.share < best.flow.share || v.order < best.order) {
 			best = v
 		}
@@ -214,24 +233,18 @@ func (c *fair) next(w *worker, first bool) *Waiter {
 	return best
 }
 
-func (f *flow) next(w *worker, first bool) *Waiter {
+func (f *flow) next(o *offer) *Waiter {
 	for kind := range f.waiting {
-		if kind == firstTurn && !first {
+		if kind == firstTurn && !o.room {
 			break
 		}
 		for e := f.waiting[kind].Front(); e != nil; e = e.Next() {
-			if v := e.Value.(*Waiter); w.takes(v.req) {
+			if v := e.Value.(*Waiter); o.suits(v.req) {
 				return v
 			}
 		}
 	}
 	return nil
-}
-
-// takes tells whether w is a candidate for a request of a model that it serves.
-func (w *worker) takes(req *Request) bool {
-	return (req.PinWorker == "" || req.PinWorker == w.spec.ID) && req.PinRank < len(w.ranks) &&
-		!slices.Contains(req.Exclude, w.spec.ID)
 }
 
 // newest returns who goes where the queue is too long: the newest of the tenant that

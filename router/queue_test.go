@@ -351,6 +351,12 @@ func TestQueue_WakesOnWhatChanges(t *testing.T) {
 			l.specs[0].MaxInflight = 2
 			l.router.SetWorkers(l.specs)
 		},
+		"breaker": func(l *line) { l.router.SetBreaker("w3", Breaker{}) },
+		"fallback": func(l *line) { // the only good one fails: the bad one must do
+			l.router.SetBreaker("w3", Breaker{Level: 1})
+			l.router.SetDraining("w3", false)
+			l.router.SetHealth("w1", false, "timeout")
+		},
 		"end":   func(l *line) { l.leases["x"].Done(finished) },
 		"error": func(l *line) { l.leases["x"].Done(Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}) },
 	}
@@ -359,6 +365,10 @@ func TestQueue_WakesOnWhatChanges(t *testing.T) {
 		l.router.SetHealth("w2", false, "timeout")
 		l.router.SetDraining("w3", true)
 		l.ask("x", 1, Request{})
+		if name == "breaker" {
+			l.router.SetBreaker("w3", Breaker{Level: 1})
+			l.router.SetDraining("w3", false)
+		}
 		l.ask("a", 1, Request{})
 		l.ask("b", 1, Request{})
 		if got := l.serve(); got != "" {
@@ -565,7 +575,9 @@ func churn(t *testing.T, seed uint64) {
 				return
 			case <-time.After(time.Duration(rnd.IntN(50)) * time.Millisecond):
 			}
-			switch id := specs[rnd.IntN(3)].ID; rnd.IntN(4) {
+			switch id := specs[rnd.IntN(3)].ID; rnd.IntN(5) {
+			case 3:
+				r.SetBreaker(id, Breaker{Level: rnd.IntN(3), Trial: rnd.IntN(4) == 0})
 			case 0:
 				r.SetHealth(id, rnd.IntN(2) == 0, "chaos")
 			case 1:
@@ -595,7 +607,8 @@ func spare(t *testing.T, r *Router, seed uint64) {
 			t.Errorf("seed %d: %s keeps %d places", seed, w.spec.ID, w.called)
 		}
 		if l != nil && w.healthy && !w.draining && w.inflight < w.spec.MaxInflight {
-			if v := l.next(w, true); v != nil {
+			to := r.fleet.Load().models["m"]
+			if v := l.next(&offer{w: w, to: to, level: to.levelLocked(&anybody), room: true}); v != nil {
 				t.Errorf("seed %d: %s has a slot free and somebody waits for it", seed, w.spec.ID)
 			}
 		}

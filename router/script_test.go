@@ -139,6 +139,9 @@ func (w *world) run(c *script.Cmd) string {
 	case "health":
 		w.router.SetHealth(c.Args[0], c.Args[1] == "up", strings.Join(c.Args[2:], " "))
 		return ""
+	case "breaker":
+		w.router.SetBreaker(c.Args[0], Breaker{Level: c.Int("level", 0), Trial: c.Int("trial", 0) == 1, Reason: c.String("reason", "")})
+		return ""
 	case "drain":
 		w.router.SetDraining(c.Args[0], true)
 		return ""

@@ -17,6 +17,8 @@ type WorkerStatus struct {
 	Healthy        bool       `json:"healthy"`
 	HealthReason   string     `json:"health_reason,omitempty"`
 	Draining       bool       `json:"draining"`
+	EjectionLevel  int        `json:"ejection_level,omitempty"` // of its breaker; 0 is closed
+	EjectionReason string     `json:"ejection_reason,omitempty"`
 	Coverage       string     `json:"coverage"`
 	CoverageReason string     `json:"coverage_reason,omitempty"`
 	BlockSize      int        `json:"block_size"`
@@ -67,6 +69,7 @@ func (r *Router) Status() []WorkerStatus {
 			s := WorkerStatus{
 				Worker: k.name.ID, Rank: k.name.Rank, Engine: w.spec.Engine, Models: models,
 				Healthy: w.healthy, HealthReason: w.reason, Draining: w.draining,
+				EjectionLevel: w.breaker.Level, EjectionReason: w.breaker.Reason,
 				Coverage: k.feed.State, CoverageReason: k.feed.Reason,
 				BlockSize: k.blockSize(), CapacityTokens: w.spec.CapacityTokens, MaxNumSeqs: w.spec.MaxNumSeqs,
 				MaxInflight: w.maxInflight(r.cfg.MaxInflight),

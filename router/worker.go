@@ -63,6 +63,7 @@ type worker struct {
 	healthy  bool
 	reason   string // why it is not healthy
 	draining bool
+	breaker  Breaker
 	inflight int
 	called   int // places kept for requests that leave the queue
 }

@@ -7,6 +7,7 @@
 //	                     worker ─▶ a simulated engine, no GPU
 //	                     bench  ─▶ multi-turn sessions against any OpenAI endpoint
 //	                     demo   ─▶ all of it in one process, compared
+//	                     doctor ─▶ what each worker lacks, and the flag that mends it
 //
 // It is the only package that knows flags, environment variables and YAML: it binds
 // them into the Config structs of the other packages, wires those together, and owns
@@ -139,7 +140,7 @@ block, which worker holds which prefix in its KV cache.`,
 		}
 		return &usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newDemo(), newVersion())
+	root.AddCommand(newServe(), newRelay(), newWorker(), newBench(), newDemo(), newDoctor(), newTokenize(), newVersion())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	return root
 }

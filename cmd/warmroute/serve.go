@@ -41,8 +41,8 @@ func newServe() *cobra.Command {
 		Short: "Run the proxy",
 		Long: `serve runs the proxy: an OpenAI endpoint on --listen and metrics and /debug on
 --admin. Settings come from flags, then WARMROUTE_* variables (a flag's name in upper
-case, - as _), then --config, then defaults. SIGHUP or a change of the file reloads the
-workers. SIGTERM drains; a second signal exits at once.`,
+case, - as _), then --config, then defaults. SIGHUP or a change of a file reloads workers,
+API keys and certificates. SIGTERM drains; a second signal exits at once.`,
 		Example: `  # Try it without a GPU.
   warmroute serve --simulate 2
 
@@ -64,7 +64,7 @@ workers. SIGTERM drains; a second signal exits at once.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			reload.settings = settings(cfg)
+			reload.follow(cfg)
 			simulated, err := startSimulated(cfg.Simulate, simPorts)
 			if err != nil { // somebody has one of the usual ports
 				simulated, err = startSimulated(cfg.Simulate, ports{})
@@ -92,6 +92,7 @@ type parts struct {
 	bus       *events.Bus
 	fleet     *upstream.Fleet
 	consumer  *events.Consumer
+	models    *prompt.Models
 	prompt    *prompt.Builder
 	prefill   *prefill.Prefiller
 	front     *proxy.Server
@@ -105,6 +106,13 @@ type parts struct {
 // is what gather shows.
 func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, gather prometheus.Gatherer, stderr io.Writer) (*parts, error) {
 	log := cfg.Log.logger(stderr)
+	keys, certificates, err := cfg.secrets()
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	if names := cfg.unknownKeys(keys); len(names) > 0 {
+		log.Warn("speculative_prefill.keys names API keys that there are not", "names", names)
+	}
 	if err := makeStateDir(cfg.StateDir); err != nil {
 		return nil, err
 	}
@@ -143,7 +151,9 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 
 		MaxQueueDelay: time.Duration(cfg.Routing.MaxQueueDelay),
 	})
+	models := prompt.NewModels(prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log), Logger: log, Registerer: registry})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
+		Local:    models,
 		Workers:  workers,
 		Allow:    cfg.Allow,
 		Router:   rt,
@@ -178,7 +188,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	if err != nil {
 		return nil, err
 	}
-	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Registerer: registry})
+	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
 	warmer := prefill.New(prefill.Config{
 		Default: prefill.Mode(cfg.Prefill.Mode),
 		Models:  modes(cfg.Prefill.Models),
@@ -194,6 +204,11 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	front, err := proxy.New(proxy.Config{
 		Listen:       cfg.Listen,
 		Admin:        cfg.Admin,
+		TLS:          certificates,
+		Keys:         keys,
+		Heartbeat:    time.Duration(cfg.Heartbeat),
+		KeepAlive:    time.Duration(cfg.Limits.KeepAlive),
+		MaxConns:     cfg.Limits.MaxConnections,
 		Router:       rt,
 		Fleet:        fleet,
 		Prompt:       builder,
@@ -214,7 +229,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	closeBus = false
-	return &parts{bus: bus, fleet: fleet, consumer: consumer, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
+	return &parts{bus: bus, fleet: fleet, consumer: consumer, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
 }
 
 // makeStateDir makes the directory of relays' state and sees that it can be written.
@@ -263,6 +278,7 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 	g, back := errgroup.WithContext(back)
 	g.Go(func() error { return p.consumer.Run(back) })
 	g.Go(func() error { return p.fleet.Run(back) })
+	g.Go(func() error { return p.models.Run(back, p.fleet) })
 	g.Go(func() error {
 		// Speculation ends with the signal, before the streams have drained.
 		warm, stop := context.WithCancel(back)
@@ -273,7 +289,18 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 	g.Go(func() error { return p.simulated.run(back) })
 	g.Go(func() error {
 		return reload.run(back, p.log, func(c config) error {
-			return p.fleet.SetWorkers(append(c.Workers, p.simulated.workers...))
+			keys, certificates, err := c.secrets()
+			if err != nil {
+				return err
+			}
+			workers := append(c.Workers, p.simulated.workers...)
+			if err := p.fleet.CheckWorkers(workers); err != nil {
+				return err
+			}
+			if err := p.front.SetAccess(keys, certificates); err != nil {
+				return err
+			}
+			return p.fleet.SetWorkers(workers)
 		})
 	})
 	if len(p.simulated.workers) > 0 && !p.quiet {

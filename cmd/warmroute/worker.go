@@ -10,11 +10,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/warmroute/warmroute/internal/kvwire"
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/internal/sim"
 )
 
-// bindWorker declares the flags of the simulated worker.
-func bindWorker(c *sim.Config, f *pflag.FlagSet) {
+// bindWorker declares the flags of the simulated worker. model is where its tokenizer is.
+func bindWorker(c *sim.Config, model *string, f *pflag.FlagSet) {
+	f.StringVar(model, "model-path", "", "`directory or Hugging Face id` of a real tokenizer and chat template; empty uses a toy one of four bytes a token")
 	f.Var(&profileFlag{c: c, name: "linear"}, "profile", "time model: linear, or polynomial as NVIDIA Dynamo's mocker")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar((*string)(&c.Like), "like", string(sim.VLLM), "engine whose wires are spoken: vllm or sglang")
@@ -82,9 +84,10 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var cfg sim.Config
+			var model string
 			log := logConfig{Level: "info", Format: "text"}
 			bound := pflag.NewFlagSet("", pflag.ContinueOnError)
-			bindWorker(&cfg, bound)
+			bindWorker(&cfg, &model, bound)
 			bindLog(bound, &log)
 			if err := overlay(cmd.Flags(), bound, lookupEnv); err != nil {
 				return &usageError{err}
@@ -95,6 +98,15 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 			if err := cfg.Validate(); err != nil {
 				return &usageError{err}
 			}
+			if model != "" {
+				dir, err := findModel(tokenizerConfig{}, log.logger(cmd.ErrOrStderr()))(cmd.Context(), model)
+				if err != nil {
+					return &usageError{fmt.Errorf("--model-path: %w", err)}
+				}
+				if cfg.Model, err = prompt.LoadModel(dir); err != nil {
+					return &usageError{fmt.Errorf("--model-path: %w", err)}
+				}
+			}
 			w, err := sim.NewServer(cfg)
 			if err != nil {
 				return err
@@ -103,7 +115,7 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 			return w.Run(cmd.Context())
 		},
 	}
-	bindWorker(&flags, cmd.Flags())
+	bindWorker(&flags, new(string), cmd.Flags())
 	bindLog(cmd.Flags(), &logFlags)
 	return cmd
 }

@@ -6,7 +6,7 @@
 //	layer 4   prefill · bench · internal/sim · internal/upstream
 //	layer 3   router · router/events · internal/prompt · bench/trace · bench/report
 //	layer 2   router/index · internal/tokenizer · internal/kvwire
-//	layer 1   router/kv · internal/openai · internal/jinja · internal/script · internal/arch
+//	layer 1   router/kv · internal/openai · internal/jinja · internal/hub · internal/script · internal/arch
 //
 // Imports go strictly downward, never within a layer. Each third-party library has
 // one home, so that a change of library touches one package. The test of this package
@@ -19,7 +19,7 @@ const Module = "github.com/warmroute/warmroute"
 // Layers lists the packages of each layer by their path below Module, lowest first.
 // A package that is in no layer may not exist.
 var Layers = [][]string{
-	{"router/kv", "internal/openai", "internal/jinja", "internal/script", "internal/arch"},
+	{"router/kv", "internal/openai", "internal/jinja", "internal/hub", "internal/script", "internal/arch"},
 	{"router/index", "internal/tokenizer", "internal/kvwire"},
 	{"router", "router/events", "internal/prompt", "bench/trace", "bench/report"},
 	{"prefill", "bench", "internal/sim", "internal/upstream"},
@@ -47,4 +47,5 @@ var Homes = map[string][]string{
 	"github.com/fsnotify/fsnotify":                            {"cmd/warmroute"},
 	"golang.org/x/sync":                                       {"cmd/warmroute", "router", "router/events", "internal/upstream", "internal/prompt", "internal/sim", "proxy", "internal/testcluster"},
 	"golang.org/x/sys":                                        {"proxy"},
+	"golang.org/x/text":                                       {"internal/tokenizer"},
 }

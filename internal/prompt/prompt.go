@@ -42,8 +42,12 @@ type Config struct {
 	// Deadline is how long one request waits for a Source; 0 is 50 ms. A larger one
 	// adds to the TTFT of requests whose engine is slow to tokenise.
 	Deadline time.Duration
-	// CacheBytes bounds the token ids kept, 4 bytes each; 0 is 64 MiB.
-	CacheBytes int64
+	// CacheBytes bounds the token ids kept of engines and, apart, those of local segments,
+	// 4 bytes each; 0 is 64 MiB. MemoBytes bounds what is kept of prompts that were
+	// tokenised here; 0 is 256 MiB.
+	CacheBytes, MemoBytes int64
+	// Models are tokenised in this process; nil has none.
+	Models *Models
 	// Now is the clock; nil is time.Now.
 	Now        func() time.Time
 	Registerer prometheus.Registerer
@@ -56,6 +60,7 @@ type Builder struct {
 	forms   sync.Pool
 	ratios  ratios
 	calls   calls
+	local   *segments
 	metrics *metrics
 }
 
@@ -67,12 +72,16 @@ func New(cfg Config) *Builder {
 	if cfg.CacheBytes <= 0 {
 		cfg.CacheBytes = 64 << 20
 	}
+	if cfg.MemoBytes <= 0 {
+		cfg.MemoBytes = 256 << 20
+	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
 	b := &Builder{cfg: cfg, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, metrics: newMetrics(cfg.Registerer)}
 	b.forms.New = func() any { return newForm(b.seeds) }
 	b.calls.init(cfg, b.metrics)
+	b.local = newSegments(cfg.CacheBytes, cfg.MemoBytes, b.seeds, b.metrics, cfg.Now)
 	return b
 }
 
@@ -85,14 +94,27 @@ func (b *Builder) Close() { b.calls.close() }
 func (b *Builder) Build(ctx context.Context, req *openai.Request, body []byte, src Source, ns kv.Namespace, model string) *kv.Prompt {
 	f := b.forms.Get().(*form)
 	defer b.forms.Put(f)
-	f.build(req, body, src != nil, model, ns.LoRA, ns.Salt)
+	u, whyNot := b.cfg.Models.of(model, req)
+	f.build(req, body, src != nil && u == nil, model, ns.LoRA, ns.Salt)
 
 	p := &kv.Prompt{Source: kv.SourceText, Namespace: ns, BytesPerToken: b.ratios.of(model)}
 	b.fillText(p, f, ns.TextSeed(model))
-	why := b.fillTokens(ctx, p, f, req, body, src, model)
+	why := b.fillTokens(ctx, &ask{p, f, req, body, src, model, u, whyNot})
 	b.metrics.sources.WithLabelValues(p.Source.String(), why.class).Inc()
 	p.Reason = why.text
 	return p
+}
+
+// ask is one prompt that wants tokens.
+type ask struct {
+	p      *kv.Prompt
+	f      *form
+	req    *openai.Request
+	body   []byte
+	src    Source // nil where no engine tokenises
+	model  string
+	local  *usable // nil where this process cannot, for that reason
+	whyNot string
 }
 
 // reason says why an identity is not better: for a label and for people.
@@ -131,22 +153,20 @@ func (b *Builder) fillText(p *kv.Prompt, f *form, seed uint64) {
 }
 
 // fillTokens sets source, tokens and their count, best source first.
-func (b *Builder) fillTokens(ctx context.Context, p *kv.Prompt, f *form, req *openai.Request, body []byte, src Source, model string) (why reason) {
+func (b *Builder) fillTokens(ctx context.Context, a *ask) (why reason) {
+	p, req := a.p, a.req
 	switch {
 	case len(req.PromptTokens) > 0:
 		p.Source, p.Tokens, p.TokenCount = kv.SourceClient, append([]uint32(nil), req.PromptTokens...), len(req.PromptTokens)
 		p.BytesPerToken = 4 // exactly: text blocks are cut from the ids themselves
-		why = reason{class: "exact"}
 	case req.PromptEmbeds && !req.Prompt.Present():
 		p.Source, p.TokenCount = kv.SourceNone, 0
 		return reason{"embeddings", "the prompt is embeddings, which have no tokens"}
-	case len(f.text) == 0:
+	case len(a.f.text) == 0:
 		p.Source = kv.SourceNone
 		return reason{"empty", "the prompt is empty"}
-	case src == nil:
-		why = reason{"no_tokenizer", "no tokenizer for this model and none on its workers"}
 	default:
-		why = b.fromEngine(ctx, p, f, req, body, src, model)
+		why = b.ask(ctx, a)
 	}
 	if req.PromptCount > 1 {
 		why = why.and("batch", fmt.Sprintf("identity of the first of %d prompts", req.PromptCount))
@@ -160,23 +180,79 @@ func (b *Builder) fillTokens(ctx context.Context, p *kv.Prompt, f *form, req *op
 	return why
 }
 
-// fromEngine asks src, or recalls what it said.
-func (b *Builder) fromEngine(ctx context.Context, p *kv.Prompt, f *form, req *openai.Request, body []byte, src Source, model string) reason {
-	if req.PromptCount > 1 {
-		body = firstPrompt(body, req, model)
+// ask gets the tokens from this process, else from the engine.
+func (b *Builder) ask(ctx context.Context, a *ask) reason {
+	var why reason
+	if a.local != nil {
+		if why = b.fromLocal(a); a.p.Source == kv.SourceLocal {
+			return why
+		}
+		a.f.build(a.req, a.body, a.src != nil, a.model, a.p.Namespace.LoRA, a.p.Namespace.Salt)
 	}
-	tokens, why := b.calls.tokens(ctx, f.whole, src, model, req.Kind, body)
+	if a.src != nil {
+		return b.fromEngine(ctx, a)
+	}
+	if a.local == nil {
+		why = reason{"no_tokenizer", "no tokenizer for this model and none on its workers"}
+		if a.whyNot != "" {
+			why.text = "no tokenizer on this model's workers, and no local one: " + a.whyNot
+		}
+	}
+	return why
+}
+
+// localDeadline bounds the time that one request's tokens may take in this process.
+const localDeadline = 20 * time.Millisecond
+
+// fromLocal renders and tokenises here. Past the deadline the tokens so far are the
+// prompt's identity: an exact prefix.
+func (b *Builder) fromLocal(a *ask) reason {
+	p, m := a.p, a.local.model
+	from := b.cfg.Now()
+	r := renderings.Get().(*rendering)
+	defer r.free()
+	if err := m.render(r, a.req, a.body, a.local.style); err != nil {
+		return reason{"template", "local chat template: " + shorten(err.Error())}
+	}
+	rendered := b.cfg.Now()
+	before, after := m.frame(a.req, a.body)
+	tokens, chains, read := b.local.tokens(m, p.Namespace.Seed(), before, r.text, from.Add(localDeadline))
+	b.metrics.render.Observe(rendered.Sub(from).Seconds())
+	b.metrics.encode.Observe(b.cfg.Now().Sub(rendered).Seconds())
+	if len(tokens) == 0 {
+		return reason{"empty", "the rendered prompt is empty"}
+	}
+	p.Source, p.Tokens, p.Chains, p.TokenCount = kv.SourceLocal, tokens, chains, len(tokens)
+	if read < len(r.text) {
+		p.TokenCount += int(float64(len(r.text)-read) / p.BytesPerToken)
+		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the rest takes more than %v", len(tokens), localDeadline)}
+	}
+	if len(after) > 0 {
+		p.Tokens = append(tokens[:len(tokens):len(tokens)], after...)
+		p.TokenCount = len(p.Tokens)
+	}
+	b.Learn(a.model, len(a.f.text), len(tokens))
+	return reason{}
+}
+
+// fromEngine asks the engine, or recalls what it said.
+func (b *Builder) fromEngine(ctx context.Context, a *ask) reason {
+	p, body := a.p, a.body
+	if a.req.PromptCount > 1 {
+		body = firstPrompt(body, a.req, a.model)
+	}
+	tokens, why := b.calls.tokens(ctx, a.f.whole, a.src, a.model, a.req.Kind, body)
 	if why.class != "" {
-		b.recall(p, f)
+		b.recall(p, a.f)
 		if p.Source == kv.SourceEngine {
 			why.text += "; tokens are those of an earlier turn"
 		}
 		return why
 	}
 	p.TokenCount = len(tokens.IDs)
-	if !req.Multimodal {
+	if !a.req.Multimodal {
 		p.Source, p.Tokens = kv.SourceEngine, tokens.IDs
-		b.Learn(model, len(f.text), len(tokens.IDs))
+		b.Learn(a.model, len(a.f.text), len(tokens.IDs))
 		return reason{}
 	}
 	if tokens.Prefix > 0 {

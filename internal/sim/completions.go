@@ -10,8 +10,8 @@ type completionAPI struct{}
 
 func (completionAPI) defaultMax() int { return 16 }
 
-func (completionAPI) prompts(_ *Server, q *genRequest) ([]rendered, *apiError) {
-	return prompts(q.Prompt)
+func (completionAPI) prompts(s *Server, q *genRequest) ([]rendered, *apiError) {
+	return s.prompts(q.Prompt)
 }
 
 func (a *answer) completionID() string {

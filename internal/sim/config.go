@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/internal/kvwire"
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/router/kv"
 )
 
@@ -137,6 +138,9 @@ type Config struct {
 	// Template is the chat template: "plain" (default; history is rendered as it was
 	// generated) or "thinking" (replies begin with reasoning, which history drops).
 	Template string
+	// Model, where set, is a real tokenizer and chat template instead of the toy ones.
+	// Replies then are plain text: what reasoning looks like is the template's own.
+	Model *prompt.Model
 	// ReplyTokens is the typical length of a reply that nothing else ends, in tokens,
 	// ± half; default 128.
 	ReplyTokens int

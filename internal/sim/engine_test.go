@@ -47,7 +47,7 @@ func (c *clock) drain() time.Duration {
 	}
 }
 
-func prompt(n int, salt uint32) []uint32 {
+func someTokens(n int, salt uint32) []uint32 {
 	t := make([]uint32, n)
 	for i := range t {
 		t[i] = salt<<20 + uint32(i)
@@ -66,7 +66,7 @@ func submit(t *testing.T, e *Engine, s *Seq) *Seq {
 func TestEngine_TimesOfTheLinearProfile(t *testing.T) {
 	e := NewEngine(EngineConfig{})
 	c := newClock(e)
-	s := submit(t, e, &Seq{Tokens: prompt(3000, 1), OutputTokens: 3})
+	s := submit(t, e, &Seq{Tokens: someTokens(3000, 1), OutputTokens: 3})
 	var got []time.Duration
 	start := c.now
 	for s.State != StateFinished {
@@ -105,7 +105,7 @@ func TestEngine_PolynomialProfileMatchesItsTable(t *testing.T) {
 func TestEngine_SpeedUpDividesEveryStep(t *testing.T) {
 	f := func(speedUp float64) time.Duration {
 		e := NewEngine(EngineConfig{SpeedUp: speedUp})
-		submit(t, e, &Seq{Tokens: prompt(800, 1), OutputTokens: 1})
+		submit(t, e, &Seq{Tokens: someTokens(800, 1), OutputTokens: 1})
 		d, _ := e.Begin(time.Time{})
 		return d
 	}
@@ -120,13 +120,13 @@ func TestEngine_NextTurnHitsGeneratedBlocks(t *testing.T) {
 	for _, p := range []Personality{VLLM, SGLang} {
 		e := NewEngine(EngineConfig{BlockSize: 16, Personality: p})
 		c := newClock(e)
-		a := submit(t, e, &Seq{Tokens: prompt(100, 1), OutputTokens: 61}) // 160 of 161 tokens computed
+		a := submit(t, e, &Seq{Tokens: someTokens(100, 1), OutputTokens: 61}) // 160 of 161 tokens computed
 		c.drain()
 		if a.CachedTokens != 0 || a.Generated != 61 {
 			t.Fatalf("%s: first turn: %d cached, %d generated", p, a.CachedTokens, a.Generated)
 		}
 		next := append(slices.Clone(a.Tokens), a.Generation()...)
-		b := submit(t, e, &Seq{Tokens: append(next, prompt(50, 2)...), OutputTokens: 1})
+		b := submit(t, e, &Seq{Tokens: append(next, someTokens(50, 2)...), OutputTokens: 1})
 		c.drain()
 		if b.CachedTokens != 160 {
 			t.Errorf("%s: second turn finds %d tokens cached, want 160", p, b.CachedTokens)
@@ -145,7 +145,7 @@ func TestEngine_StoreTimingIsThePersonalitys(t *testing.T) {
 		t.Helper()
 		e := NewEngine(EngineConfig{BlockSize: 16, ChunkTokens: 64, Personality: p, EventPerBlock: perBlock})
 		c := newClock(e)
-		submit(t, e, &Seq{Tokens: prompt(100, 1), OutputTokens: 30})
+		submit(t, e, &Seq{Tokens: someTokens(100, 1), OutputTokens: 30})
 		var got []int
 		for c.step() != nil || e.Stats().Running > 0 {
 		}
@@ -166,7 +166,7 @@ func TestEngine_NamespacesDoNotMeet(t *testing.T) {
 	c := newClock(e)
 	for _, n := range []kv.Namespace{{}, {LoRA: "x"}, {Salt: "x"}, {LoRA: "x", Salt: "x"}} {
 		for i, want := range []int{0, 48} {
-			s := submit(t, e, &Seq{Tokens: prompt(64, 1), Namespace: n, OutputTokens: 1})
+			s := submit(t, e, &Seq{Tokens: someTokens(64, 1), Namespace: n, OutputTokens: 1})
 			c.drain()
 			if s.CachedTokens != want {
 				t.Errorf("%+v, request %d: %d cached, want %d", n, i, s.CachedTokens, want)
@@ -179,7 +179,7 @@ func TestEngine_MediaIsPartOfTheIdentity(t *testing.T) {
 	e := NewEngine(EngineConfig{BlockSize: 16})
 	c := newClock(e)
 	ask := func(hash uint64) int {
-		s := submit(t, e, &Seq{Tokens: prompt(64, 1), Media: []Media{{Start: 20, End: 30, Hash: hash}}, OutputTokens: 1})
+		s := submit(t, e, &Seq{Tokens: someTokens(64, 1), Media: []Media{{Start: 20, End: 30, Hash: hash}}, OutputTokens: 1})
 		c.drain()
 		return s.CachedTokens
 	}
@@ -190,11 +190,11 @@ func TestEngine_MediaIsPartOfTheIdentity(t *testing.T) {
 
 func TestEngine_RefusesWhatThePoolCannotHold(t *testing.T) {
 	e := NewEngine(EngineConfig{BlockSize: 16, CapacityTokens: 160})
-	s := &Seq{Tokens: prompt(100, 1), OutputTokens: 61}
+	s := &Seq{Tokens: someTokens(100, 1), OutputTokens: 61}
 	if err := e.Submit(s); !errors.Is(err, ErrTooLarge) || s.State != StateRejected {
 		t.Fatalf("err %v, state %v", err, s.State)
 	}
-	ok := submit(t, e, &Seq{Tokens: prompt(100, 1), OutputTokens: 60})
+	ok := submit(t, e, &Seq{Tokens: someTokens(100, 1), OutputTokens: 60})
 	newClock(e).drain()
 	if ok.State != StateFinished {
 		t.Fatalf("a sequence of just the capacity ends in state %v", ok.State)
@@ -204,8 +204,8 @@ func TestEngine_RefusesWhatThePoolCannotHold(t *testing.T) {
 func TestEngine_PreemptsTheNewest(t *testing.T) {
 	e := NewEngine(EngineConfig{BlockSize: 16, CapacityTokens: 16 * 20})
 	c := newClock(e)
-	a := submit(t, e, &Seq{Tokens: prompt(100, 1), OutputTokens: 200})
-	b := submit(t, e, &Seq{Tokens: prompt(100, 2), OutputTokens: 200})
+	a := submit(t, e, &Seq{Tokens: someTokens(100, 1), OutputTokens: 200})
+	b := submit(t, e, &Seq{Tokens: someTokens(100, 2), OutputTokens: 200})
 	for b.Generated == 0 || b.State == StateRunning {
 		c.step()
 	}
@@ -221,7 +221,7 @@ func TestEngine_PreemptsTheNewest(t *testing.T) {
 func TestEngine_ClearNeedsAnIdleCache(t *testing.T) {
 	e := NewEngine(EngineConfig{BlockSize: 16})
 	c := newClock(e)
-	submit(t, e, &Seq{Tokens: prompt(64, 1), OutputTokens: 5})
+	submit(t, e, &Seq{Tokens: someTokens(64, 1), OutputTokens: 5})
 	c.step()
 	if e.Clear() {
 		t.Fatal("cleared while a sequence holds blocks")
@@ -234,7 +234,7 @@ func TestEngine_ClearNeedsAnIdleCache(t *testing.T) {
 	if n := len(e.Events()); n != 0 {
 		t.Fatalf("vLLM says %d things outside a step", n)
 	}
-	submit(t, e, &Seq{Tokens: prompt(64, 1), OutputTokens: 1})
+	submit(t, e, &Seq{Tokens: someTokens(64, 1), OutputTokens: 1})
 	c.events = nil
 	c.step()
 	if len(c.events) != 2 || c.events[0].Kind != kv.EventCleared {
@@ -260,7 +260,7 @@ func TestEngine_RandomLives(t *testing.T) {
 		for range 400 {
 			switch r.IntN(6) {
 			case 0, 1:
-				p := append(prompt(r.IntN(200), uint32(r.IntN(3))), prompt(1+r.IntN(100), uint32(r.IntN(9)))...)
+				p := append(someTokens(r.IntN(200), uint32(r.IntN(3))), someTokens(1+r.IntN(100), uint32(r.IntN(9)))...)
 				s := &Seq{Tokens: p, OutputTokens: r.IntN(80)}
 				if r.IntN(4) == 0 {
 					s.Namespace.Salt = "tenant"
@@ -342,9 +342,9 @@ func (e *Engine) pendingClear() bool { return len(e.pending.events) > 0 }
 func BenchmarkEngine(b *testing.B) {
 	b.ReportAllocs()
 	e := NewEngine(EngineConfig{})
-	p := prompt(60_000, 1)
+	p := someTokens(60_000, 1)
 	for i := 0; b.Loop(); i++ {
-		s := &Seq{Tokens: append(slices.Clone(p[:57_000]), prompt(3000, uint32(i+2))...), OutputTokens: 1000}
+		s := &Seq{Tokens: append(slices.Clone(p[:57_000]), someTokens(3000, uint32(i+2))...), OutputTokens: 1000}
 		if err := e.Submit(s); err != nil {
 			b.Fatal(err)
 		}
@@ -360,9 +360,9 @@ func BenchmarkEngine(b *testing.B) {
 func BenchmarkEngine_Blocked(b *testing.B) {
 	b.ReportAllocs()
 	e := NewEngine(EngineConfig{})
-	head := prompt(60_000, 1)
+	head := someTokens(60_000, 1)
 	for i := range 128 {
-		s := &Seq{Tokens: append(slices.Clone(head), prompt(40_000, uint32(i+2))...), OutputTokens: 200_000}
+		s := &Seq{Tokens: append(slices.Clone(head), someTokens(40_000, uint32(i+2))...), OutputTokens: 200_000}
 		if err := e.Submit(s); err != nil {
 			b.Fatal(err)
 		}

@@ -35,6 +35,8 @@ type reply struct {
 	callID   string
 	callName string
 	callArgs string
+
+	vocabulary vocabulary
 }
 
 // replyPlan says what kind of reply to write.
@@ -46,6 +48,8 @@ type replyPlan struct {
 	reasoning int    // typical length of the reasoning; 0 for none
 	ignoreEOS bool
 	call      string // name of the tool to call, "" for none
+
+	vocabulary vocabulary
 }
 
 // write makes the reply to a prompt, the same one each time.
@@ -53,7 +57,7 @@ func (p replyPlan) write(prompt []uint32) *reply {
 	h := xxh3.HashSeed(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(prompt))), 4*len(prompt)), p.seed)
 	r := rand.New(rand.NewPCG(h, p.seed))
 	around := func(n int) int { return n/2 + r.IntN(n+1) }
-	out := &reply{}
+	out := &reply{vocabulary: p.vocabulary}
 	if p.reasoning > 0 {
 		out.add(chSilent, tokThink)
 		out.prose(r, chReasoning, thoughts, max(around(p.reasoning), 1))
@@ -64,7 +68,7 @@ func (p replyPlan) write(prompt []uint32) *reply {
 		out.callName = p.call
 		out.callArgs = `{"query":"` + words[r.IntN(len(words))] + `"}`
 		out.add(chSilent, tokCall)
-		out.add(chCall, appendText(nil, callText(out.callName, out.callArgs))...)
+		out.add(chCall, p.vocabulary.words(callText(out.callName, out.callArgs))...)
 		out.add(chSilent, tokCallEnd)
 		out.finish = "tool_calls"
 	} else {
@@ -80,7 +84,7 @@ func (p replyPlan) write(prompt []uint32) *reply {
 		out.more(r, p.min-1-len(out.tokens))
 	}
 	if out.finish != "length" {
-		out.add(chSilent, tokEnd)
+		out.add(chSilent, p.vocabulary.end())
 	}
 	if len(out.tokens) > p.max {
 		out.tokens, out.channels, out.finish = out.tokens[:p.max], out.channels[:p.max], "length"
@@ -96,33 +100,29 @@ func (o *reply) add(c channel, tokens ...uint32) {
 }
 
 func (o *reply) prose(r *rand.Rand, c channel, first []string, n int) {
-	o.add(c, appendText(nil, first[r.IntN(len(first))])...)
-	for range n - 1 {
-		o.add(c, word(r))
-	}
+	o.add(c, o.vocabulary.words(first[r.IntN(len(first))])...)
+	o.fill(r, c, n-1)
 }
 
-// more appends n further words of content.
-func (o *reply) more(r *rand.Rand, n int) {
-	for range n {
-		o.add(chContent, word(r))
-	}
-}
+// more appends n further tokens of content.
+func (o *reply) more(r *rand.Rand, n int) { o.fill(r, chContent, n) }
 
-func word(r *rand.Rand) uint32 {
-	w := words[r.IntN(len(words))]
-	return ' ' | uint32(w[0])<<8 | uint32(w[1])<<16 | uint32(w[2])<<24
+// fill appends words of n tokens: one each in the toy vocabulary, about one in another.
+func (o *reply) fill(r *rand.Rand, c channel, n int) {
+	for end := len(o.tokens) + n; len(o.tokens) < end; {
+		o.add(c, o.vocabulary.words(" "+words[r.IntN(len(words))])...)
+	}
 }
 
 // text returns the text of the tokens from to to in channel c.
 func (o *reply) text(c channel, from, to int) string {
-	var b []byte
+	var shown []uint32
 	for i := from; i < to; i++ {
 		if o.channels[i] == c {
-			b = appendDecoded(b, o.tokens[i])
+			shown = append(shown, o.tokens[i])
 		}
 	}
-	return string(b)
+	return o.vocabulary.decode(shown)
 }
 
 func hex16(x uint64) string {

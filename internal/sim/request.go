@@ -11,6 +11,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/router/kv"
 )
 
@@ -33,6 +35,7 @@ type genRequest struct {
 	ReturnTokenIDs      bool            `json:"return_token_ids"`
 	RoutedDPRank        *int            `json:"routed_dp_rank"`
 	DataParallelRank    *int            `json:"data_parallel_rank"`
+	raw                 []byte          // the body; valid during the request
 	StreamOptions       struct {
 		IncludeUsage    bool `json:"include_usage"`
 		ContinuousUsage bool `json:"continuous_usage_stats"`
@@ -102,6 +105,9 @@ func decodeBody(ctx *fasthttp.RequestCtx, v any) *apiError {
 		e.typ = "Bad Request"
 		return e
 	}
+	if q, ok := v.(*genRequest); ok {
+		q.raw = ctx.PostBody()
+	}
 	err := json.Unmarshal(ctx.PostBody(), v)
 	if err == nil {
 		return nil
@@ -160,7 +166,7 @@ func (s *Server) dpRank(ctx *fasthttp.RequestCtx, q *genRequest) (int, *apiError
 }
 
 // prompts reads the prompt of a completion: a text, texts, ids or lists of ids.
-func prompts(raw json.RawMessage) ([]rendered, *apiError) {
+func (s *Server) prompts(raw json.RawMessage) ([]rendered, *apiError) {
 	if len(raw) == 0 {
 		return nil, badRequest("prompt", "prompt is missing")
 	}
@@ -179,7 +185,7 @@ func prompts(raw json.RawMessage) ([]rendered, *apiError) {
 		}
 	}
 	for _, t := range texts {
-		lists = append(lists, appendTokens(nil, t))
+		lists = append(lists, s.vocabulary.prompt(t))
 	}
 	out := make([]rendered, 0, len(lists))
 	for _, l := range lists {
@@ -210,7 +216,18 @@ func (s *Server) chatPrompt(q *genRequest) (rendered, *apiError) {
 	if q.ContinueFinalMessage && q.AddGenerationPrompt != nil && *q.AddGenerationPrompt {
 		return rendered{}, badRequest("add_generation_prompt", "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
 	}
-	return q.render(s.cfg.Like, s.cfg.Template == "thinking"), nil
+	if s.cfg.Model == nil {
+		return q.render(s.cfg.Like, s.cfg.Template == "thinking"), nil
+	}
+	style := prompt.StyleVLLM
+	if s.cfg.Like == SGLang {
+		style = prompt.StyleSGLang
+	}
+	ids, err := s.cfg.Model.Tokenize(openai.Chat, q.raw, style)
+	if err != nil {
+		return rendered{}, badRequest("messages", "%v", err)
+	}
+	return rendered{tokens: ids}, nil
 }
 
 // limit returns how many tokens may be generated after the longest of the prompts.

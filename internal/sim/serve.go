@@ -189,7 +189,7 @@ func (s *Server) prepare(ctx *fasthttp.RequestCtx, a *answer, form api) *apiErro
 	}
 	plan := replyPlan{
 		seed: s.cfg.Seed, max: limit, min: q.MinTokens, ignoreEOS: q.IgnoreEOS,
-		natural: s.cfg.ReplyTokens, reasoning: s.cfg.ReasoningTokens, call: forcedTool(q.ToolChoice, q.Tools),
+		natural: s.cfg.ReplyTokens, reasoning: s.cfg.ReasoningTokens, call: forcedTool(q.ToolChoice, q.Tools), vocabulary: s.vocabulary,
 	}
 	a.gen = newGeneration(s.pick(rank), prompts, a.copies, ns, plan)
 	a.gen.stream = q.Stream

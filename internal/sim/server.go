@@ -21,14 +21,15 @@ import (
 // Server is a simulated worker: an engine per DP rank behind an engine's HTTP and
 // event wires. Safe for concurrent use.
 type Server struct {
-	cfg      Config
-	layout   kvwire.Layout
-	listener *listener
-	http     *fasthttp.Server
-	ranks    []*rank
-	turn     atomic.Uint32 // breaks ties between ranks
-	served   atomic.Uint64 // request ids
-	refused  atomic.Uint64 // requests refused at MaxQueue
+	cfg        Config
+	layout     kvwire.Layout
+	vocabulary vocabulary
+	listener   *listener
+	http       *fasthttp.Server
+	ranks      []*rank
+	turn       atomic.Uint32 // breaks ties between ranks
+	served     atomic.Uint64 // request ids
+	refused    atomic.Uint64 // requests refused at MaxQueue
 
 	faults    atomic.Pointer[Faults]
 	downTimer *time.Timer
@@ -47,6 +48,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	cfg = cfg.withDefaults()
 	s := &Server{cfg: cfg, stop: make(chan struct{})}
+	s.vocabulary.model = cfg.Model
 	s.layout, _ = kvwire.ParseLayout(cfg.Layout)
 	s.dice.Rand = rand.New(rand.NewPCG(cfg.Seed, 0xfa17))
 	for i := range cfg.DPRanks {

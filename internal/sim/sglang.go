@@ -64,7 +64,7 @@ func (s *Server) serveGeneratingHealth(ctx *fasthttp.RequestCtx) {
 func (s *Server) serveServerInfo(ctx *fasthttp.RequestCtx) {
 	e := s.cfg.Engine
 	info := object{
-		"version": s.cfg.Version, "model_path": s.cfg.AdvertiseModel, "served_model_name": s.cfg.AdvertiseModel,
+		"version": s.cfg.Version, "model_path": s.modelRoot(), "tokenizer_path": s.modelRoot(), "served_model_name": s.cfg.AdvertiseModel,
 		"page_size": e.BlockSize, "dp_size": s.cfg.DPRanks, "chunked_prefill_size": e.ChunkTokens,
 		"max_running_requests": e.MaxNumSeqs, "enable_cache_report": !s.cfg.HideCached,
 		"max_total_num_tokens": e.CapacityTokens / e.BlockSize * e.BlockSize,

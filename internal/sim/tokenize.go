@@ -34,12 +34,12 @@ func (s *Server) serveTokenize(ctx *fasthttp.RequestCtx) {
 		var texts []string
 		switch {
 		case json.Unmarshal(q.Prompt, &text) == nil:
-			ids := appendTokens([]uint32{}, text)
+			ids := s.vocabulary.prompt(text)
 			tokens, count = ids, len(ids)
 		case s.cfg.Like == SGLang && json.Unmarshal(q.Prompt, &texts) == nil:
 			lists, counts := [][]uint32{}, []int{}
 			for _, t := range texts {
-				lists = append(lists, appendTokens([]uint32{}, t))
+				lists = append(lists, s.vocabulary.prompt(t))
 				counts = append(counts, len(lists[len(lists)-1]))
 			}
 			s.json(ctx, object{"tokens": lists, "count": counts, "max_model_len": s.cfg.MaxModelLen})
@@ -68,7 +68,7 @@ func (s *Server) serveDetokenize(ctx *fasthttp.RequestCtx) {
 	if s.cfg.Like == SGLang {
 		key = "text"
 	}
-	s.json(ctx, object{key: decode(q.Tokens)})
+	s.json(ctx, object{key: s.vocabulary.decode(q.Tokens)})
 }
 
 // serveRender answers vLLM's render endpoints: what the engine would be asked, tokens
@@ -121,12 +121,20 @@ func features(s *Seq) object {
 	return object{"mm_hashes": hashes, "mm_placeholders": places}
 }
 
+// modelRoot is the path or name that the engine was started with.
+func (s *Server) modelRoot() string {
+	if s.cfg.Model != nil {
+		return s.cfg.Model.Dir()
+	}
+	return s.cfg.AdvertiseModel
+}
+
 func (s *Server) serveModels(ctx *fasthttp.RequestCtx) {
 	owner := string(s.cfg.Like)
 	created := time.Now().Unix()
 	base := s.cfg.AdvertiseModel
 	models := []object{{"id": base, "object": "model", "created": created, "owned_by": owner,
-		"root": base, "parent": nil, "max_model_len": s.cfg.MaxModelLen}}
+		"root": s.modelRoot(), "parent": nil, "max_model_len": s.cfg.MaxModelLen}}
 	for _, name := range s.cfg.Adapters {
 		models = append(models, object{"id": name, "object": "model", "created": created, "owned_by": owner,
 			"root": "/adapters/" + name, "parent": base, "max_model_len": nil})

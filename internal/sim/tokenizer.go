@@ -1,6 +1,11 @@
 package sim
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/prompt"
+)
 
 // The toy vocabulary. A token is up to four bytes of text, little-endian; UTF-8 has no
 // byte above 0xF4, so the top byte tells the rest apart:
@@ -98,7 +103,44 @@ func appendDecoded(dst []byte, t uint32) []byte {
 	return append(dst, byte(t), byte(t>>8), byte(t>>16), byte(t>>24))
 }
 
-func decode(tokens []uint32) string {
+// vocabulary is the toy one, or that of a real model.
+type vocabulary struct{ model *prompt.Model }
+
+// prompt returns the tokens of a completion's text; never nil, which JSON would show.
+func (v vocabulary) prompt(text string) []uint32 {
+	if v.model == nil {
+		return appendTokens([]uint32{}, text)
+	}
+	body := append(openai.AppendString([]byte(`{"model":"m","prompt":`), text), '}')
+	ids, err := v.model.Tokenize(openai.Completions, body, prompt.StyleVLLM)
+	if err != nil {
+		return []uint32{}
+	}
+	return ids
+}
+
+// words returns the tokens of a part of a reply.
+func (v vocabulary) words(text string) []uint32 {
+	if v.model == nil {
+		return appendText(nil, text)
+	}
+	return v.model.Encode(text)
+}
+
+// end returns the token that ends a reply.
+func (v vocabulary) end() uint32 {
+	if v.model != nil {
+		if id, ok := v.model.EOS(); ok {
+			return id
+		}
+	}
+	return tokEnd
+}
+
+func (v vocabulary) decode(tokens []uint32) string {
+	if v.model != nil {
+		return v.model.Decode(tokens)
+	}
 	b := make([]byte, 0, 4*len(tokens))
 	for _, t := range tokens {
 		b = appendDecoded(b, t)

@@ -16,10 +16,10 @@ func FuzzTokenizer_IsReversible(f *testing.F) {
 			return // JSON has no other strings
 		}
 		tokens := appendTokens(nil, s)
-		if got := decode(tokens); got != s {
+		if got := (vocabulary{}).decode(tokens); got != s {
 			t.Errorf("%q comes back as %q", s, got)
 		}
-		if again := appendTokens(nil, decode(tokens)); !slices.Equal(again, tokens) {
+		if again := appendTokens(nil, (vocabulary{}).decode(tokens)); !slices.Equal(again, tokens) {
 			t.Errorf("%q: %v, then %v", s, tokens, again)
 		}
 	})
@@ -57,12 +57,12 @@ func TestTemplate_IsStableAtMessageBoundaries(t *testing.T) {
 			t.Errorf("adding %s changes what stood before it", m)
 		}
 		open := chat(t, `{`+tools+`"messages":[`+messages+`]}`)
-		if !slices.Equal(open.tokens[:len(next.tokens)], next.tokens) || decode(open.tokens[len(next.tokens):]) != "<|im_start|>assistant<|im_sep|>" {
-			t.Errorf("generation prompt after %s: %q", m, decode(open.tokens[len(next.tokens):]))
+		if !slices.Equal(open.tokens[:len(next.tokens)], next.tokens) || (vocabulary{}).decode(open.tokens[len(next.tokens):]) != "<|im_start|>assistant<|im_sep|>" {
+			t.Errorf("generation prompt after %s: %q", m, (vocabulary{}).decode(open.tokens[len(next.tokens):]))
 		}
 		last = next
 	}
-	text := decode(last.tokens)
+	text := (vocabulary{}).decode(last.tokens)
 	want := `<|im_start|>system<|im_sep|><|tools|>{"type":"function","function":{"name":"f"}}` + "\n<|im_end|><|im_start|>system<|im_sep|>be kind<|im_end|><|im_start|>user<|im_sep|>see this"
 	if text[:len(want)] != want {
 		t.Errorf("rendered %q", text)
@@ -75,7 +75,7 @@ func TestTemplate_IsStableAtMessageBoundaries(t *testing.T) {
 // TestReply_IsReadBackAsGenerated: the text of a reply turns into its tokens.
 func TestReply_IsReadBackAsGenerated(t *testing.T) {
 	for seed := range uint64(200) {
-		r := replyPlan{seed: seed, max: 50, natural: 30}.write(prompt(10, uint32(seed)))
+		r := replyPlan{seed: seed, max: 50, natural: 30}.write(someTokens(10, uint32(seed)))
 		text := r.text(chContent, 0, len(r.tokens))
 		want := r.tokens
 		if r.finish == "stop" {

@@ -321,7 +321,7 @@ func TestEvents_LossesAreGaps(t *testing.T) {
 func TestEvents_ReorderPutsChildrenFirst(t *testing.T) {
 	e := NewEngine(EngineConfig{BlockSize: 16})
 	c := newClock(e)
-	submit(t, e, &Seq{Tokens: prompt(100, 1), OutputTokens: 1})
+	submit(t, e, &Seq{Tokens: someTokens(100, 1), OutputTokens: 1})
 	c.step()
 	got := reorder(c.events)
 	if len(c.events) != 1 || len(got) != 6 {

@@ -8,6 +8,16 @@ var cacheReportFlag = map[string]string{
 	EngineSGLang: "usage has no cached_tokens, so reuse cannot be measured: start SGLang with --enable-cache-report",
 }
 
+// What makes an engine reuse its cache at all, and tell of it in whole blocks.
+const (
+	vllmCachingFlag = "prefix caching is off, so nothing is reused: start vLLM with --enable-prefix-caching"
+	sglangRadixFlag = "the radix cache is off, so nothing is reused: start SGLang without --disable-radix-cache"
+	sglangPageFlag  = "page size 1 makes one KV event a token: start SGLang with --page-size 16"
+)
+
+// noReplayFlag is what makes coverage complete after a lost message or a restart.
+const noReplayFlag = `no replay socket: after a lost message or a restart of this proxy coverage stays partial; add "replay_endpoint":"tcp://*:5657" to the engine's --kv-events-config, and events: tcp://HOST:5557 and replay: tcp://HOST:5657 here`
+
 // eventsFlag is what makes an engine publish KV events, and what to configure here.
 var eventsFlag = map[string]string{
 	EngineVLLM:     `start vLLM with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}' and set events: tcp://HOST:5557 and replay: tcp://HOST:5657 for this worker, or run warmroute relay beside it`,
@@ -37,7 +47,7 @@ func silentReason(engine, endpoint string) string {
 func (f *facts) diagnose(cfg *WorkerConfig) {
 	reads := cfg.Events != "" || f.advert != nil && f.advert.Publisher == "zmq"
 	if reads && cfg.Replay == "" {
-		f.flags = append(f.flags, `no replay socket: after a lost message or a restart of this proxy coverage stays partial; add "replay_endpoint":"tcp://*:5657" to the engine's --kv-events-config, and events: tcp://HOST:5557 and replay: tcp://HOST:5657 here`)
+		f.flags = append(f.flags, noReplayFlag)
 	}
 	if f.ranks > 1 && cfg.Ranks > 1 && f.ranks != cfg.Ranks {
 		f.flags = append(f.flags, fmt.Sprintf("ranks is %d, the engine says %d", cfg.Ranks, f.ranks))

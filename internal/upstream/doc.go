@@ -16,8 +16,12 @@
 // client that left ends a generation.
 //
 // Health is active and passive: every engine is polled on the endpoint that does not make
-// it generate, and a failed connect counts at once. A worker that is known by a NATS
+// it generate, and a failed connect counts at once. Whatever that says, a breaker watches
+// how the generations of clients end, and tells the router whom to avoid: it is about an
+// engine that is dead behind a front end that is not. A worker that is known by a NATS
 // announcement alone is used only if its host is allowed by name or CIDR.
+//
+// Doctor runs the same exchanges once, for people, and names the flags that are missing.
 //
 // What this package does not do: choose a worker, retry on another one, or shape an error
 // for a client. NewFleet starts nothing; Run waits for every goroutine that it started.

@@ -32,6 +32,12 @@ type Request struct {
 	Authorization []byte
 	Body          []byte
 	FirstByte     time.Duration // limit for the first byte of the body; 0 takes the fleet's
+
+	// Generation marks a client's generation: how it ends counts for the worker's
+	// breaker. Stream says that its answer comes token by token, Predicted when the router
+	// expects the first.
+	Generation, Stream bool
+	Predicted          time.Duration
 }
 
 // Phase says how far an exchange came before it failed.
@@ -75,7 +81,14 @@ type Response struct {
 	limit   string      // the limit that the read deadline stands for
 	timeout time.Duration
 	armed   time.Time // when the read deadline was set
-	broken  bool      // the connection may not be used again
+	// awaiting says that the time since armed counts: Await has waited for what Read gives.
+	awaiting bool
+	broken   bool // the connection may not be used again
+
+	flight  flight
+	counts  bool    // it is a generation whose outcome is not recorded yet
+	outcome outcome // so far
+	what    string  // how it failed
 
 	mu struct {
 		sync.Mutex
@@ -91,22 +104,31 @@ func (w *Worker) Do(ctx context.Context, req *Request) (*Response, error) {
 	for fresh := false; ; fresh = true {
 		c, err := w.pool.get(ctx, fresh)
 		if err != nil {
-			return nil, w.connectError(ctx, err)
+			return nil, w.connectError(ctx, req, err)
 		}
 		start := time.Now()
 		r := &Response{w: w}
 		r.mu.conn = c
+		if req.Generation {
+			r.counts = true
+			w.breaker.begin(&r.flight, start, req.Stream, req.Predicted)
+		}
 		r.stop = context.AfterFunc(ctx, r.cancel)
 		answered, err := r.roundTrip(c, req)
 		if err == nil {
+			r.judge()
 			return r, nil
 		}
 		r.broken = true
+		resend := c.reused && !answered && !isTimeout(err) && time.Since(start) < reuseGrace
+		if ctx.Err() == nil && !resend {
+			r.failed(err)
+		}
 		_ = r.Close()
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if c.reused && !answered && !isTimeout(err) && time.Since(start) < reuseGrace {
+		if resend {
 			w.f.metrics.resent(w.id)
 			continue
 		}
@@ -119,7 +141,7 @@ func (w *Worker) Do(ctx context.Context, req *Request) (*Response, error) {
 }
 
 // connectError wraps a failed dial and tells the fleet of it.
-func (w *Worker) connectError(ctx context.Context, err error) error {
+func (w *Worker) connectError(ctx context.Context, req *Request, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -129,6 +151,10 @@ func (w *Worker) connectError(ctx context.Context, err error) error {
 	}
 	if isTimeout(err) {
 		e.Limit, e.Timeout = "connect_timeout", w.f.cfg.Timeouts.Connect
+		if req.Generation { // what is refused or not there is for the health checks
+			now := time.Now()
+			w.heard(w.breaker.record(failed, now, now, e.Error()))
+		}
 	}
 	w.connectFailed(e)
 	return e
@@ -239,27 +265,38 @@ func (r *Response) Wait() error {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		return r.wrap(PhaseBody, err)
+		err = r.wrap(PhaseBody, err)
+		r.failed(err)
+		return err
 	}
+	r.begun()
 	return nil
 }
 
 // Read gives what has arrived of the body. Its error is io.EOF at the end that the framing
 // states, else an *Error.
 func (r *Response) Read(p []byte) (int, error) {
-	if r.limit == "idle_timeout" {
+	if r.limit == "idle_timeout" && !r.awaiting {
 		if now := time.Now(); now.Sub(r.armed) > r.timeout/idleArm {
 			r.arm(now)
 		}
 	}
+	r.awaiting = false
 	n, err := r.body.Read(p)
 	if n > 0 && r.limit != "idle_timeout" {
 		r.limit, r.timeout = "idle_timeout", r.w.f.cfg.Timeouts.Idle
 		r.arm(time.Now())
 	}
-	if err != nil && err != io.EOF {
+	if n > 0 {
+		r.begun()
+	}
+	switch {
+	case err == io.EOF:
+		r.ended()
+	case err != nil:
 		r.broken = true
 		err = r.wrap(PhaseBody, err)
+		r.failed(err)
 	}
 	return n, err
 }
@@ -277,6 +314,7 @@ func (r *Response) arm(now time.Time) {
 // was read to its end.
 func (r *Response) Close() error {
 	r.stop()
+	r.settle()
 	r.mu.Lock()
 	c, canceled := r.mu.conn, r.mu.canceled
 	r.mu.conn = nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +30,9 @@ type Fleet struct {
 
 	publishing sync.Mutex    // orders what the router is told; before mu and a worker's mu
 	turn       atomic.Uint32 // whose turn it is to tokenize
+
+	// dialer connects to workers; nil is TCP's. Tests in virtual time have another.
+	dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// What requests read without a lock: the workers by name, and the models that are
 	// adapters.
@@ -84,13 +88,18 @@ func (f *Fleet) newWorker(cfg WorkerConfig, announced bool) (*Worker, error) {
 	w := &Worker{f: f, id: cfg.id(), base: base, announced: announced, cfg: &cfg, poke: make(chan struct{}, 1), found: make(chan struct{})}
 	w.pool = &pool{
 		addr: base.addr, tls: tls, connect: f.cfg.Timeouts.Connect, idleLife: idleLife, max: f.cfg.MaxConns,
+		dialer: f.dialer,
 		onDial: func(err error) { f.metrics.dialed(w.id, err) },
 	}
+	w.breaker.mu.dirty = true // the router may know another worker by this name
 	w.mu.reason = reasonUnprobed
 	w.mu.feeds = map[int]events.FeedStatus{}
 	w.mu.news = map[int]feedNews{}
 	return w, nil
 }
+
+// CheckWorkers returns the error that SetWorkers would.
+func (f *Fleet) CheckWorkers(workers []WorkerConfig) error { return validateWorkers(workers) }
 
 // SetWorkers replaces the configured workers. One whose entry did not change is left
 // alone; streams of a changed or removed one run to their end.
@@ -175,6 +184,13 @@ func (f *Fleet) relistLocked() {
 
 // publish tells the router who there is and how everyone is.
 func (f *Fleet) publish() {
+	list := f.publishWorkers()
+	for _, w := range list {
+		w.heard(true) // a new worker may have the name of one that was ejected
+	}
+}
+
+func (f *Fleet) publishWorkers() []*Worker {
 	f.publishing.Lock()
 	defer f.publishing.Unlock()
 	list := f.workers()
@@ -196,28 +212,33 @@ func (f *Fleet) publish() {
 		w.mu.Unlock()
 		f.cfg.Router.SetHealth(w.id, healthy, reason)
 	}
+	return list
 }
 
 // Run probes the workers and runs their relays until ctx ends.
 func (f *Fleet) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	running := map[*Worker]context.CancelFunc{}
+	type life struct {
+		context.Context
+		cancel context.CancelFunc
+	}
+	running := map[*Worker]life{}
 	sweep := time.NewTicker(time.Second)
 	defer sweep.Stop()
 	for {
 		current := map[*Worker]bool{}
 		for _, w := range f.workers() {
 			current[w] = true
-			if running[w] == nil {
+			if _, ok := running[w]; !ok {
 				wctx, cancel := context.WithCancel(ctx)
-				running[w] = cancel
+				running[w] = life{wctx, cancel}
 				wg.Go(func() { w.run(wctx) })
 				wg.Go(func() { w.runRelay(wctx) })
 			}
 		}
-		for w, cancel := range running {
+		for w, life := range running {
 			if !current[w] {
-				cancel()
+				life.cancel()
 				w.pool.close()
 				delete(running, w)
 				if f.Worker(w.id) == nil {
@@ -227,8 +248,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			for w, cancel := range running {
-				cancel()
+			for w, life := range running {
+				life.cancel()
 				defer w.pool.close()
 			}
 			wg.Wait()
@@ -236,7 +257,10 @@ func (f *Fleet) Run(ctx context.Context) error {
 		case <-f.changed:
 		case now := <-sweep.C:
 			f.forget(now)
-			for w := range running {
+			for w, life := range running {
+				if w.tendBreaker(now) {
+					wg.Go(func() { w.tryOut(life) })
+				}
 				w.reportFeeds(now)
 				w.reportMissing(now)
 				w.pool.sweep(now)
@@ -273,6 +297,7 @@ type ModelInfo struct {
 	Parent      string `json:"parent"`        // base model of an adapter
 	MaxModelLen int    `json:"max_model_len"` // 0 if the worker does not say
 	OwnedBy     string `json:"owned_by"`
+	Root        string `json:"root"` // path or id that the engine was started with, of an adapter its own
 }
 
 // LoRA tells whether the model is an adapter on some worker: its KV cache is its own.
@@ -288,10 +313,14 @@ func (f *Fleet) Ready() (ready bool, degraded []string) {
 		w.mu.Unlock()
 		if healthy {
 			ready = true
+			if _, reason := w.breaker.standing(); reason != "" {
+				degraded = append(degraded, fmt.Sprintf("worker %s is avoided: %s", w.id, reason))
+			}
 		} else {
 			degraded = append(degraded, fmt.Sprintf("worker %s: %s", w.id, reason))
 		}
 	}
+	degraded = append(degraded, f.cfg.Local.Degraded()...)
 	if len(list) == 0 {
 		degraded = append(degraded, "no workers are configured or announced")
 	}

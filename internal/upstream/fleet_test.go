@@ -147,6 +147,24 @@ func TestProbe_RecognisesTheEngine(t *testing.T) {
 	f("no API", map[string]string{"/v1/models": "{}"}, WorkerConfig{ID: "w"}, "worker w: /v1/models lists no model: is URL the root of an OpenAI API?")
 }
 
+func TestProbe_ReadsReportedLoad(t *testing.T) {
+	f := func(metrics, want string) {
+		t.Helper()
+		got := "none"
+		if l := readLoad([]byte(metrics)); l != nil {
+			got = fmt.Sprintf("%d running, %d waiting", l.Running, l.Waiting)
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", metrics, got, want)
+		}
+	}
+	f("", "none")
+	f("vllm:num_requests_running", "none")
+	f("# HELP vllm:num_requests_running x\nvllm:num_requests_running{engine=\"0\"} 3.0\nvllm:num_requests_running{engine=\"1\"} 4.0\n", "7 running, 0 waiting")
+	f("vllm:num_requests_waiting 2\nvllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\n", "0 running, 2 waiting")
+	f("vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", "none")
+}
+
 func TestProbe_ForARelay(t *testing.T) {
 	s := servePaths(t, map[string]string{"/v1/models": vllmModels, "/version": `{"version":"0.33.0"}`, "/metrics": fmt.Sprintf(vllmMetrics, "True")})
 	info, err := Probe(context.Background(), WorkerConfig{URL: s.URL, MaxNumSeqs: 99})

@@ -30,7 +30,8 @@ type pool struct {
 	connect  time.Duration
 	idleLife time.Duration
 	max      int
-	onDial   func(error) // counts dials by their result
+	onDial   func(error)                                                       // counts dials by their result
+	dialer   func(ctx context.Context, network, addr string) (net.Conn, error) // nil is TCP's
 
 	mu struct {
 		sync.Mutex
@@ -84,11 +85,20 @@ func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
 func (p *pool) dial(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.connect)
 	defer cancel()
-	d := net.Dialer{KeepAlive: 15 * time.Second}
-	if p.tls == nil {
-		return d.DialContext(ctx, "tcp", p.addr)
+	dial := p.dialer
+	if dial == nil {
+		dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
 	}
-	return (&tls.Dialer{NetDialer: &d, Config: p.tls}).DialContext(ctx, "tcp", p.addr)
+	c, err := dial(ctx, "tcp", p.addr)
+	if err != nil || p.tls == nil {
+		return c, err
+	}
+	t := tls.Client(c, p.tls)
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return t, nil
 }
 
 func (p *pool) pop() *conn {

@@ -35,6 +35,7 @@ type facts struct {
 	blockSize      int
 	ranks          int
 	health         string // path of the health check
+	load           *ReportedLoad
 
 	advert *kvAdvert // SGLang: where it publishes its KV events; nil with an external NATS server
 	flags  []string  // what to change at the engine, and why
@@ -192,6 +193,7 @@ func (w *Worker) probeVLLM(ctx context.Context, f *facts) (bool, error) {
 		return false, nil // TensorRT-LLM has a /version too
 	}
 	f.version, f.health = version.Version, "/health"
+	f.load = readLoad(body)
 	prefixCaching := true
 	for line := range bytes.Lines(body) {
 		labels, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{"))
@@ -206,9 +208,41 @@ func (w *Worker) probeVLLM(ctx context.Context, f *facts) (bool, error) {
 		prefixCaching = label(labels, "enable_prefix_caching") != "False"
 	}
 	if !prefixCaching {
-		f.flags = append(f.flags, "prefix caching is off, so nothing is reused: start vLLM with --enable-prefix-caching")
+		f.flags = append(f.flags, vllmCachingFlag)
 	}
 	return true, nil
+}
+
+// ReportedLoad is what an engine last said of its own load, all ranks together. It is for
+// people: the router's cost rests on its bookings, which are never half a minute old.
+type ReportedLoad struct {
+	Running int       `json:"running"` // sequences
+	Waiting int       `json:"waiting"`
+	At      time.Time `json:"at"`
+}
+
+// readLoad reads it from vLLM's metrics; nil where they do not tell.
+func readLoad(metrics []byte) *ReportedLoad {
+	l, told := ReportedLoad{At: time.Now()}, false
+	for line := range bytes.Lines(metrics) {
+		for _, g := range []struct {
+			name string
+			sum  *int
+		}{{"vllm:num_requests_running", &l.Running}, {"vllm:num_requests_waiting", &l.Waiting}} {
+			rest, ok := bytes.CutPrefix(line, []byte(g.name))
+			if !ok || len(rest) == 0 || rest[0] != '{' && rest[0] != ' ' {
+				continue // …_by_reason counts the same again
+			}
+			v, err := strconv.ParseFloat(string(bytes.TrimSpace(rest[bytes.LastIndexByte(rest, ' ')+1:])), 64)
+			if err == nil && v >= 0 && v < 1e9 {
+				*g.sum, told = *g.sum+int(v), true
+			}
+		}
+	}
+	if !told {
+		return nil
+	}
+	return &l
 }
 
 // label returns the value of one label in the text format of Prometheus, "" if absent.
@@ -243,6 +277,7 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 			EnableCacheReport *bool     `json:"enable_cache_report"`
 			DisableRadix      bool      `json:"disable_radix_cache"`
 			KVEvents          *kvAdvert `json:"kv_events"`
+			TokenizerPath     string    `json:"tokenizer_path"`
 		}
 		// vLLM's development mode has a /server_info without these.
 		if code != fasthttp.StatusOK || json.Unmarshal(body, &info) != nil || info.MaxTotalNumTokens == 0 && info.PageSize == 0 {
@@ -251,14 +286,17 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 		f.version, f.health = info.Version, path
 		f.capacityTokens, f.maxNumSeqs = info.MaxTotalNumTokens, info.MaxRunning
 		f.blockSize, f.ranks = info.PageSize, info.DPSize
+		for i := range f.models { // their root is the served name
+			f.models[i].Root = info.TokenizerPath
+		}
 		if b := w.f.cfg.Bus; b == nil || b.External() == nil {
 			f.advert = info.KVEvents
 		}
 		if info.DisableRadix {
-			f.flags = append(f.flags, "the radix cache is off, so nothing is reused: start SGLang without --disable-radix-cache")
+			f.flags = append(f.flags, sglangRadixFlag)
 		}
 		if info.PageSize == 1 {
-			f.flags = append(f.flags, "page size 1 makes one KV event a token: start SGLang with --page-size 16")
+			f.flags = append(f.flags, sglangPageFlag)
 		}
 		if info.EnableCacheReport != nil && !*info.EnableCacheReport {
 			f.flags = append(f.flags, cacheReportFlag[EngineSGLang])

@@ -15,6 +15,9 @@ type WorkerStatus struct {
 	Healthy   bool   `json:"healthy"`
 	Reason    string `json:"reason,omitempty"` // why it is not healthy
 
+	Breaker       string `json:"breaker"` // closed, open or trial
+	BreakerReason string `json:"breaker_reason,omitempty"`
+
 	Engine         string   `json:"engine,omitempty"`
 	Version        string   `json:"version,omitempty"`
 	Models         []string `json:"models,omitempty"`
@@ -22,6 +25,8 @@ type WorkerStatus struct {
 	BlockSize      int      `json:"block_size,omitempty"` // as probed; the feed's is what counts
 	CapacityTokens int      `json:"capacity_tokens,omitempty"`
 	MaxNumSeqs     int      `json:"max_num_seqs,omitempty"`
+
+	ReportedLoad *ReportedLoad `json:"reported_load,omitempty"` // by vLLM at the last probe
 
 	Tokens      string              `json:"tokens"` // where token ids come from, or why they do not
 	Feeds       []events.FeedStatus `json:"feeds"`  // one a rank
@@ -46,8 +51,10 @@ func (w *Worker) status() WorkerStatus {
 		Engine: w.engineLocked(), Ranks: w.ranks(facts),
 	}
 	w.mu.Unlock()
+	s.Breaker, s.BreakerReason = w.breaker.standing()
 	if facts != nil {
 		info := facts.info(w.cfg)
+		s.ReportedLoad = facts.load
 		s.Version, s.BlockSize, s.CapacityTokens, s.MaxNumSeqs = facts.version, info.BlockSize, info.CapacityTokens, info.MaxNumSeqs
 		for _, m := range facts.models {
 			s.Models = append(s.Models, m.ID)
@@ -60,9 +67,23 @@ func (w *Worker) status() WorkerStatus {
 	for rank := range s.Ranks {
 		s.Feeds = append(s.Feeds, w.feed(rank))
 	}
-	s.Tokens = w.tok.describe()
+	s.Tokens = w.describeTokens(s.Models)
 	s.Connections, _ = w.pool.stats()
 	return s
+}
+
+// describeTokens says where the token ids of the worker's prompts come from.
+func (w *Worker) describeTokens(models []string) string {
+	engine := w.tok.describe()
+	for _, name := range models {
+		switch local := w.f.cfg.Local.Describe(name); {
+		case strings.HasPrefix(local, "not local"):
+			return engine + "; " + local
+		case local != "":
+			return local
+		}
+	}
+	return engine
 }
 
 // Unjoined returns the announced workers that nobody configured or allowed, by name.

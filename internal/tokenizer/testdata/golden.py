@@ -51,8 +51,8 @@ chat_template_utils.datetime = Clock
 
 
 # What an engine does to a request body before the template sees it. The facts
-# are those of vLLM (vllm/entrypoints/chat_utils.py and its OpenAI protocol
-# classes); SGLang agrees where it is not said otherwise.
+# are those of vLLM (vllm/entrypoints/chat_utils.py, vllm/renderers/hf.py and the
+# OpenAI protocol classes). SGLang is not covered.
 
 def content_format(template):
     """vLLM's "auto" content format: "openai" (parts are passed as a list) if the
@@ -144,6 +144,8 @@ def prepare_message(message, form):
             out["reasoning_content"] = thought
     elif role == "tool" and "tool_call_id" in message:
         out["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer":
+        out["tools"] = message.get("tools")
     if isinstance(message.get("name"), str):
         out["name"] = message["name"]
     return out

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/warmroute/warmroute/internal/hub"
+)
+
+// modelPaths are the configured places of tokenizer files, as prompt.ModelsConfig wants
+// them.
+func modelPaths(cfg tokenizerConfig) map[string]string {
+	paths := maps.Clone(cfg.Models)
+	if paths == nil {
+		paths = map[string]string{}
+	}
+	if cfg.Path != "" {
+		paths["*"] = cfg.Path
+	}
+	return paths
+}
+
+// fetchTimeout bounds the download of one model's tokenizer files, about 20 MB.
+const fetchTimeout = 3 * time.Minute
+
+// findModel returns what finds the files of a directory or a Hugging Face id. A worker's
+// own path is of use where it exists on this machine too.
+func findModel(cfg tokenizerConfig, log *slog.Logger) func(context.Context, string) (string, error) {
+	h := hub.New(hub.Config{Offline: cfg.Offline, Notice: func(line string) { log.Warn(line) }})
+	return func(ctx context.Context, ref string) (string, error) {
+		if info, err := os.Stat(ref); err == nil && info.IsDir() {
+			return ref, nil
+		}
+		if !strings.Contains(ref, "/") || !h.Looks(ref) {
+			return "", fmt.Errorf("%q is no directory on this machine and no id such as org/name: set tokenizer.models (--model-path)", ref)
+		}
+		ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+		defer cancel()
+		return h.Dir(ctx, ref, "")
+	}
+}

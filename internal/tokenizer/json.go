@@ -1,0 +1,243 @@
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// scanner walks over JSON text. It exists for the vocabulary and the merges, which are
+// hundreds of thousands of strings; small parts go to encoding/json.
+type scanner struct {
+	data []byte
+	pos  int
+}
+
+func (s *scanner) errorf(format string, args ...any) error {
+	return fmt.Errorf("JSON offset %d: %s", s.pos, fmt.Sprintf(format, args...))
+}
+
+func (s *scanner) space() {
+	for s.pos < len(s.data) && s.data[s.pos] <= ' ' {
+		s.pos++
+	}
+}
+
+// peek gives the next byte that is not white space, 0 at the end.
+func (s *scanner) peek() byte {
+	s.space()
+	if s.pos < len(s.data) {
+		return s.data[s.pos]
+	}
+	return 0
+}
+
+func (s *scanner) expect(c byte) error {
+	if s.peek() != c {
+		return s.errorf("expected %q", c)
+	}
+	s.pos++
+	return nil
+}
+
+// more reads what stands before the next element of a list or object that close ends:
+// true for an element, false when the list is at its end.
+func (s *scanner) more(first bool, close byte) (bool, error) {
+	switch c := s.peek(); {
+	case c == close:
+		s.pos++
+		return false, nil
+	case first:
+		return true, nil
+	case c == ',':
+		s.pos++
+		return true, nil
+	}
+	return false, s.errorf("expected ',' or %q", close)
+}
+
+// raw reads a string and gives what stands between the quotes; escaped tells whether it
+// holds escapes.
+func (s *scanner) raw() (text []byte, escaped bool, err error) {
+	if err := s.expect('"'); err != nil {
+		return nil, false, err
+	}
+	start := s.pos
+	for s.pos < len(s.data) {
+		switch s.data[s.pos] {
+		case '"':
+			text = s.data[start:s.pos]
+			s.pos++
+			return text, escaped, nil
+		case '\\':
+			escaped = true
+			s.pos++
+		}
+		s.pos++
+	}
+	return nil, false, errors.New("JSON: a string does not end")
+}
+
+// str appends the next string to dst.
+func (s *scanner) str(dst []byte) ([]byte, error) {
+	text, escaped, err := s.raw()
+	if err != nil {
+		return dst, err
+	}
+	if !escaped {
+		return append(dst, text...), nil
+	}
+	return s.unescape(dst, text)
+}
+
+func (s *scanner) unescape(dst, text []byte) ([]byte, error) {
+	for {
+		k := bytes.IndexByte(text, '\\')
+		if k < 0 {
+			return append(dst, text...), nil
+		}
+		dst = append(dst, text[:k]...)
+		c := text[k+1]
+		text = text[k+2:]
+		switch c {
+		case '"', '\\', '/':
+			dst = append(dst, c)
+		case 'b', 'f', 'n', 'r', 't':
+			dst = append(dst, "\b\f\n\r\t"[bytes.IndexByte([]byte("bfnrt"), c)])
+		case 'u':
+			r, rest, ok := unicodeEscape(text)
+			if !ok {
+				return dst, s.errorf("a bad \\u escape in a string")
+			}
+			dst, text = utf8.AppendRune(dst, r), rest
+		default:
+			return dst, s.errorf("a bad escape in a string")
+		}
+	}
+}
+
+// unicodeEscape reads what follows \u, with the second half of a surrogate pair.
+func unicodeEscape(text []byte) (r rune, rest []byte, ok bool) {
+	hex := func(t []byte) (rune, bool) {
+		if len(t) < 4 {
+			return 0, false
+		}
+		v, err := strconv.ParseUint(string(t[:4]), 16, 32)
+		return rune(v), err == nil
+	}
+	if r, ok = hex(text); !ok {
+		return 0, nil, false
+	}
+	text = text[4:]
+	if !utf16.IsSurrogate(r) {
+		return r, text, true
+	}
+	if len(text) < 2 || text[0] != '\\' || text[1] != 'u' {
+		return 0, nil, false
+	}
+	low, ok := hex(text[2:])
+	r = utf16.DecodeRune(r, low)
+	if !ok || r == utf8.RuneError {
+		return 0, nil, false
+	}
+	return r, text[6:], true
+}
+
+// uint reads a number from 0 to 2^32-1.
+func (s *scanner) uint() (uint32, error) {
+	s.space()
+	start, v := s.pos, uint64(0)
+	for s.pos < len(s.data) && s.data[s.pos] >= '0' && s.data[s.pos] <= '9' && s.pos-start < 11 {
+		v = v*10 + uint64(s.data[s.pos]-'0')
+		s.pos++
+	}
+	if s.pos == start || v > 1<<32-1 {
+		return 0, s.errorf("expected a number below 2^32")
+	}
+	return uint32(v), nil
+}
+
+// skip passes over one value and gives its text. Nesting is not followed by recursion.
+func (s *scanner) skip() (json.RawMessage, error) {
+	s.space()
+	start, depth := s.pos, 0
+	for s.pos < len(s.data) {
+		switch s.data[s.pos] {
+		case '"':
+			if _, _, err := s.raw(); err != nil {
+				return nil, err
+			}
+			s.pos--
+		case '[', '{':
+			depth++
+		case ']', '}', ',':
+			if depth == 0 {
+				return s.value(start)
+			}
+			if s.data[s.pos] != ',' {
+				depth--
+			}
+		}
+		s.pos++
+		if depth == 0 && (s.data[s.pos-1] == '"' || s.data[s.pos-1] == ']' || s.data[s.pos-1] == '}') {
+			return s.value(start)
+		}
+	}
+	if depth > 0 {
+		return nil, errors.New("JSON: the text ends inside a value")
+	}
+	return s.value(start)
+}
+
+func (s *scanner) value(start int) (json.RawMessage, error) {
+	v := bytes.TrimSpace(s.data[start:s.pos])
+	if len(v) == 0 {
+		return nil, s.errorf("expected a value")
+	}
+	return json.RawMessage(v), nil
+}
+
+// fields reads an object into the texts of its values. The last of equal keys counts. The
+// value of inside, when it is an object, is read the same way into all[inside+"."+key], which
+// saves passing over it twice.
+func fields(data []byte, inside string) (map[string]json.RawMessage, error) {
+	all := map[string]json.RawMessage{}
+	s := &scanner{data: data}
+	if err := s.fields(all, "", inside); err != nil {
+		return nil, err
+	}
+	if s.peek(); s.pos < len(data) {
+		return nil, s.errorf("text after the object")
+	}
+	return all, nil
+}
+
+func (s *scanner) fields(all map[string]json.RawMessage, prefix, inside string) error {
+	if err := s.expect('{'); err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		if ok, err := s.more(first, '}'); err != nil || !ok {
+			return err
+		}
+		key, err := s.str(nil)
+		if err == nil {
+			err = s.expect(':')
+		}
+		if err != nil {
+			return err
+		}
+		if inside != "" && string(key) == inside && s.peek() == '{' {
+			err = s.fields(all, inside+".", "")
+		} else {
+			all[prefix+string(key)], err = s.skip()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

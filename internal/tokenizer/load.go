@@ -1,0 +1,107 @@
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Load reads the tokenizer of a model's directory: tokenizer.json, and where they exist
+// tokenizer_config.json, special_tokens_map.json, generation_config.json and the chat
+// templates. Like transformers it adds tokens that only tokenizer_config.json defines.
+func Load(dir string) (*Tokenizer, error) {
+	config, tokens, err := readConfig(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	data, err := readFile(dir, "tokenizer.json", MaxFileBytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	if data == nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "tokenizer.json"), os.ErrNotExist)
+	}
+	t := &Tokenizer{config: config}
+	if err := t.read(data, tokens); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "tokenizer.json"), err)
+	}
+	return t, nil
+}
+
+// readTemplates finds the chat templates: chat_template.jinja with the files of
+// additional_chat_templates, else the field chat_template of tokenizer_config.json, else
+// of the processor's chat_template.json.
+func (c *Config) readTemplates(dir string, o object) error {
+	if err := c.templateFiles(dir); err != nil || len(c.ChatTemplates) > 0 {
+		return err
+	}
+	if err := c.templateField("tokenizer_config.json", o["chat_template"]); err != nil || len(c.ChatTemplates) > 0 {
+		return err
+	}
+	processor, err := readObject(dir, "chat_template.json")
+	if err != nil {
+		return err
+	}
+	return c.templateField("chat_template.json", processor["chat_template"])
+}
+
+func (c *Config) templateFiles(dir string) error {
+	source, err := readFile(dir, "chat_template.jinja", maxConfigBytes)
+	if err != nil {
+		return err
+	}
+	if source != nil {
+		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{"default", string(source)})
+	}
+	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), "additional_chat_templates", "*.jinja"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(paths)
+	for _, path := range paths {
+		source, err := readFile(filepath.Dir(path), filepath.Base(path), maxConfigBytes)
+		if err != nil {
+			return err
+		}
+		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{strings.TrimSuffix(filepath.Base(path), ".jinja"), string(source)})
+	}
+	return nil
+}
+
+// escapeGlob quotes what filepath.Glob would take for a pattern.
+func escapeGlob(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+// templateField reads a string, or a list of named templates.
+func (c *Config) templateField(file string, data json.RawMessage) error {
+	if bytes.HasPrefix(data, []byte(`"`)) {
+		data = slices.Concat([]byte(`[{"name":"default","template":`), data, []byte("}]"))
+	}
+	var list []struct{ Name, Template string }
+	if err := json.Unmarshal(orNull(data), &list); err != nil {
+		return fmt.Errorf("%s: chat_template: %w", file, err)
+	}
+	for _, t := range list {
+		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{t.Name, t.Template})
+	}
+	slices.SortStableFunc(c.ChatTemplates, func(a, b ChatTemplate) int {
+		return boolInt(b.Name == "default") - boolInt(a.Name == "default")
+	})
+	return nil
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func keys(o object) iter.Seq[string] { return maps.Keys(o) }
