@@ -249,7 +249,6 @@ func TestRoute_FirstTurnsWaitForContextsToLapse(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute) // without a first token: pressed
-		from := time.Now()
 		_, err = r.Route(t.Context(), first("a", 1))
 		var full *SaturatedError
 		if !errors.As(err, &full) || !strings.Contains(err.Error(), "KV caches are full of live conversations") || full.RetryAfter != defaultMaxQueueDelay {
@@ -262,7 +261,8 @@ func TestRoute_FirstTurnsWaitForContextsToLapse(t *testing.T) {
 		l.Done(Outcome{OK: true, CachedTokens: -1, PromptTokens: -1, OutputTokens: 0})
 		// 19,000 tokens count half: more than 0.9 of 10,000. They lapse after τ, but the
 		// minute of pressure is below 0.3 sooner, and then they are in nobody's way.
-		for from = time.Now(); ; {
+		from := time.Now()
+		for {
 			l, err := r.Route(t.Context(), first("b", 1))
 			if err == nil {
 				l.Done(unknown)
