@@ -142,11 +142,14 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	rt := router.New(router.Config{
 		Mode:        router.Mode(cfg.Routing.Mode),
 		MaxInflight: cfg.Routing.MaxInflight,
+		MaxQueue:    cfg.Routing.maxQueue(),
 		Index:       indexes,
 		Workers:     &numbers,
 		OnStaleHits: func(r kv.WorkerRank) { consumer.Resync(r, "stale_hits") },
 		Registerer:  registry,
 		Logger:      log,
+
+		MaxQueueDelay: time.Duration(cfg.Routing.MaxQueueDelay),
 	})
 	models := prompt.NewModels(prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log), Logger: log, Registerer: registry})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
