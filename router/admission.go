@@ -329,6 +329,14 @@ func (r *Router) settleLocked(w *worker) {
 	}
 }
 
+// settleNewLocked settles where somebody has just begun to wait by a fleet that is not the
+// newest: what has come since may be free.
+func (r *Router) settleNewLocked(f *fleet) {
+	if r.fleet.Load() != f {
+		r.settleLocked(nil)
+	}
+}
+
 // settleLaneLocked calls from one lane until nobody of it can go.
 func (r *Router) settleLaneLocked(l *lane) {
 	to := r.fleet.Load().models[l.model]

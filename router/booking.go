@@ -20,6 +20,7 @@ const (
 func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	s := q.overlaps
 	w := &s.rows[d.chosen]
+	trial := false
 	l := &Lease{
 		r: r, rank: k, base: k.worker.base, decision: d,
 		scope:    scope{q.req.Key, q.req.Model},
@@ -44,6 +45,7 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	if l.warm {
 		k.warmLocked(l, w.in.prompt-w.in.overlap, q.now)
 	} else {
+		trial = k.worker.breaker.Trial
 		k.worker.breaker.Trial = false // it is taken
 		k.countLocked(l)
 		k.settleBusyLocked(r, q.now)
@@ -64,6 +66,9 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 		if next := q.now.Add(extendEvery); len(k.prefill)+len(k.warm) == 1 || next.Before(k.extendAt) {
 			k.extendAt = next
 		}
+	}
+	if trial {
+		r.settleLocked(k.worker) // the others' level is the lowest again
 	}
 	return l
 }

@@ -225,7 +225,12 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request, v *Waiter) (
 	q := r.query(s, to, req)
 
 	r.mu.Lock()
+	var kept *worker
+	if v != nil {
+		kept = v.slot
+	}
 	if waits, err := r.admitLocked(&q, v); waits != nil || err != nil {
+		r.settleNewLocked(f)
 		r.mu.Unlock()
 		return nil, waits, err
 	}
@@ -234,6 +239,7 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request, v *Waiter) (
 		var waits *Waiter
 		if full, ok := err.(*SaturatedError); ok {
 			waits, err = r.fullLocked(&q, v, full)
+			r.settleNewLocked(f)
 		}
 		r.mu.Unlock()
 		return nil, waits, err
@@ -242,6 +248,9 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request, v *Waiter) (
 		d.Waited = q.now.Sub(v.since).Seconds()
 	}
 	l := r.bookLocked(&q, d, chosen)
+	if kept != nil && kept != chosen.worker {
+		r.settleLocked(kept) // the place there is free
+	}
 	r.mu.Unlock()
 
 	if v != nil {
