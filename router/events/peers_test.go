@@ -167,9 +167,9 @@ func (n *proxyNode) load() (sum load) {
 	return sum
 }
 
-// differ says where two nodes see different loads of a worker; "" for nowhere. The
-// backlogs may be slack tokens apart.
-func differ(a, b *proxyNode, slack float64) string {
+// differ says where two nodes see different loads of a worker; "" for nowhere. Which
+// booking is the oldest, and since when it drains, is each one's own view.
+func differ(a, b *proxyNode) string {
 	as, bs := a.router.Status(), b.router.Status()
 	for i := range as {
 		x, y := as[i], bs[i]
@@ -185,7 +185,7 @@ func differ(a, b *proxyNode, slack float64) string {
 			return fmt.Sprintf("%s: %d + %d in flight against %d + %d", x.Worker, x.Inflight, xp.Inflight, y.Inflight, yp.Inflight)
 		case x.Running != yp.Running || y.Running != xp.Running:
 			return fmt.Sprintf("%s: %d + %d running against %d + %d", x.Worker, x.Running, xp.Running, y.Running, yp.Running)
-		case math.Abs(float64(x.BacklogTokens-y.BacklogTokens)) > slack:
+		case math.Abs(float64(x.BacklogTokens-y.BacklogTokens)) > drained:
 			return fmt.Sprintf("%s: backlog of %d tokens against %d", x.Worker, x.BacklogTokens, y.BacklogTokens)
 		case x.KVTokens != y.KVTokens || x.HeldTokens != y.HeldTokens:
 			return fmt.Sprintf("%s: %d KV tokens, %d held against %d, %d", x.Worker, x.KVTokens, x.HeldTokens, y.KVTokens, y.HeldTokens)
@@ -199,17 +199,26 @@ const (
 	drained = 0.95 * largest // what time alone takes of the oldest
 )
 
+// request is one in flight.
+type request struct {
+	*router.Lease
+	of      *proxyNode
+	waiting int // tokens before its first token
+}
+
 // traffic lets requests come, move on and end on every node for a while; those that
 // are returned are in flight.
-func (h *hub) traffic(rng *rand.Rand, steps int) (open []*router.Lease) {
+func (h *hub) traffic(rng *rand.Rand, steps int) (open []request) {
 	for range steps {
 		switch i := rng.IntN(4); {
 		case i < 2 || len(open) == 0:
-			open = append(open, h.nodes[rng.IntN(len(h.nodes))].route(1+rng.IntN(largest)))
+			n, tokens := h.nodes[rng.IntN(len(h.nodes))], 1+rng.IntN(largest)
+			open = append(open, request{n.route(tokens), n, tokens})
 		case i == 2:
-			l := open[rng.IntN(len(open))]
-			l.FirstToken()
-			l.Progress(1 + rng.IntN(50))
+			q := &open[rng.IntN(len(open))]
+			q.FirstToken()
+			q.Progress(1 + rng.IntN(50))
+			q.waiting = 0
 		default:
 			j := rng.IntN(len(open))
 			open[j].Done(router.Outcome{OK: true, CachedTokens: -1, PromptTokens: -1, OutputTokens: -1})
@@ -219,6 +228,25 @@ func (h *hub) traffic(rng *rand.Rand, steps int) (open []*router.Lease) {
 		time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond)
 	}
 	return open
+}
+
+// peerBacklog checks that a node counts just the tokens that wait on the others.
+func (n *proxyNode) peerBacklog(open []request) {
+	n.hub.t.Helper()
+	want, got := 0, 0
+	for _, q := range open {
+		if q.of != n {
+			want += q.waiting
+		}
+	}
+	for _, s := range n.router.Status() {
+		if s.Peers != nil {
+			got += s.Peers.BacklogTokens
+		}
+	}
+	if got != want || want == 0 {
+		n.hub.t.Errorf("%s counts a backlog of %d tokens of its peers, want %d", n.peers.cfg.Proxy, got, want)
+	}
 }
 
 // Two proxies see one load, whatever is lost on the way: at most 2 s later, with the
@@ -245,12 +273,11 @@ func TestPeers_ConvergeOverAnyLink(t *testing.T) {
 				}
 				h.lose(0)
 				time.Sleep(stateEvery + 10*time.Millisecond)
-				slack := 0.010 * 8000 // one drains 6 ms behind the other
-				if loss > 0 {
-					slack = drained // since when the oldest drains is not told
-				}
-				if d := differ(a, b, slack); d != "" {
+				if d := differ(a, b); d != "" {
 					t.Errorf("2 s after the last loss: %s", d)
+				}
+				for _, n := range h.nodes {
+					n.peerBacklog(open)
 				}
 				lost := testutil.ToFloat64(a.peers.metrics.lost) + testutil.ToFloat64(b.peers.metrics.lost)
 				if lost > 0 != (loss > 0) {
@@ -374,7 +401,7 @@ func TestPeers_AloneByShare(t *testing.T) {
 		if share := <-a.shares; share != 1 || len(a.shares) > 0 {
 			t.Errorf("share %v, want 1 at the end", share)
 		}
-		if d := differ(a, b, drained); d != "" {
+		if d := differ(a, b); d != "" {
 			t.Errorf("2 s after NATS is back: %s", d)
 		}
 		h.stop()
