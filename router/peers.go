@@ -123,6 +123,13 @@ func (r *Router) Bookings(dst []kv.Booking, all bool) []kv.Booking {
 	return dst
 }
 
+// untold counts the changes that were dropped over the bound.
+func (r *Router) untold() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.exchange.dropped
+}
+
 // booking returns what peers are told of l, without the marks if they are known.
 func (l *Lease) booking(known bool) kv.Booking {
 	b := kv.Booking{Lease: l.told.id, Rank: l.rank.name, Phase: kv.Phase(l.phase), Streams: l.stream}
