@@ -46,8 +46,7 @@ type Candidate struct {
 	OverlapTokens int     `json:"overlap_tokens"`
 	OverlapFrom   string  `json:"overlap_from,omitempty"`
 	BacklogTokens int     `json:"backlog_tokens"`
-	Inflight      int     `json:"inflight"`
-	PeerInflight  int     `json:"peer_inflight,omitempty"` // of them, those of other proxies
+	Inflight      int     `json:"inflight"` // of all proxies that are heard
 	KVTokens      int     `json:"kv_tokens"`
 	Rate          float64 `json:"prefill_tokens_per_second"`
 	Queue         float64 `json:"queue_seconds"`
@@ -83,7 +82,7 @@ func (q *query) decide(r *Router, best int, reason string) *Decision {
 		d.Candidates[i] = Candidate{
 			Worker: k.name.ID, Rank: k.name.Rank, Skipped: w.skip, Coverage: k.feed.State,
 			OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
-			BacklogTokens: int(w.in.backlog), Inflight: k.inflight, PeerInflight: k.peers.inflight, KVTokens: int(w.in.kv), Rate: w.in.rate,
+			BacklogTokens: int(w.in.backlog), Inflight: k.inflight, KVTokens: int(w.in.kv), Rate: w.in.rate,
 			Queue: w.terms.queue, Slot: w.terms.slot, Prefill: w.terms.prefill, Decode: w.terms.decode,
 			Stall: w.terms.stall, Evict: w.terms.evict, Cost: w.total,
 			PredictedTTFT: k.worker.base.intercept.seconds + w.terms.wait() + w.terms.prefill,

@@ -32,14 +32,18 @@ type exchange struct {
 
 // told is the part of a Lease that the exchange needs.
 type told struct {
-	id      uint64 // of an own lease; 0: not told of
-	at      int    // place in exchange.own
-	waits   bool   // it is in exchange.changes
-	once    bool   // peers have heard of it
-	peer    bool   // it is a peer's
-	stamp   uint64 // of a peer's: the last full state that named it
+	id    uint64 // of an own lease; 0: not told of
+	at    int32  // place in exchange.own
+	waits bool   // it is in exchange.changes
+	once  bool   // peers have heard of it
+	peer  *heard // set for a peer's
+}
+
+// heard is what a peer has told of its lease.
+type heard struct {
+	stamp   uint64 // the last full state that named it
 	marks   [kv.BookingMarks]kv.SequenceHash
-	counted int64 // of a peer's: KV tokens that count on the rank
+	counted int64 // KV tokens that count on the rank
 }
 
 // tellLocked enters a new lease of this proxy.
@@ -49,7 +53,7 @@ func (r *Router) tellLocked(l *Lease) {
 	}
 	x := &r.mu.exchange
 	x.nextID++
-	l.told.id, l.told.at = x.nextID, len(x.own)
+	l.told.id, l.told.at = x.nextID, int32(len(x.own))
 	x.own = append(x.own, l)
 	r.changedLocked(l)
 }
@@ -72,7 +76,7 @@ func (r *Router) changedLocked(l *Lease) {
 
 // movedLocked notes that l has left the backlog of its rank.
 func (r *Router) movedLocked(l *Lease) {
-	if l.told.peer {
+	if l.told.peer != nil {
 		l.rank.peers.waiting--
 		return
 	}
@@ -189,7 +193,7 @@ func (r *Router) forgetPeer(peer string, stamp uint64, now time.Time) {
 		r.mu.Lock()
 		of, n := r.mu.exchange.peers[peer], 0
 		for id, l := range of {
-			if l.told.stamp == stamp {
+			if l.told.peer.stamp == stamp {
 				continue
 			}
 			if n++; n > peerSlice {
@@ -228,7 +232,7 @@ func (r *Router) bookPeerLocked(peer string, b *kv.Booking, stamp uint64, now ti
 		r.leavePrefillLocked(l, now, true)
 	}
 	if stamp != 0 {
-		l.told.stamp = stamp
+		l.told.peer.stamp = stamp
 	}
 	l.rank.holdLocked(l, b)
 	return true
@@ -248,7 +252,7 @@ func (r *Router) newPeerLocked(peer string, b *kv.Booking, now time.Time) *Lease
 		return nil
 	}
 	l := &Lease{r: r, rank: k, stream: b.Streams, booked: now, phase: phaseDecode}
-	l.told.peer = true
+	l.told.peer = new(heard)
 	if !known {
 		if x.peers == nil {
 			x.peers = map[string]map[uint64]*Lease{}
@@ -279,7 +283,7 @@ func (r *Router) endPeerLocked(peer string, id uint64, l *Lease, now time.Time) 
 	k := l.rank
 	l.phase = phaseDone
 	k.growLocked(l, 0)
-	k.peers.held.remove(&l.told.marks)
+	k.peers.held.remove(&l.told.peer.marks)
 	k.inflight--
 	k.sequences.Add(-1)
 	k.peers.inflight--
@@ -320,17 +324,17 @@ type peerLoad struct {
 // holdLocked counts the KV tokens of a peer's l as b tells them.
 func (k *rank) holdLocked(l *Lease, b *kv.Booking) {
 	p := &k.peers
-	if l.told.marks[0] == 0 && b.Marks[0] != 0 {
-		l.told.marks = b.Marks
-		p.held.add(&l.told.marks)
+	if l.told.peer.marks[0] == 0 && b.Marks[0] != 0 {
+		l.told.peer.marks = b.Marks
+		p.held.add(&l.told.peer.marks)
 	}
 	k.growLocked(l, min(max(int64(b.KV), 0), kv.MaxBookingTokens))
 }
 
 // growLocked makes tokens of a peer's l count on k.
 func (k *rank) growLocked(l *Lease, tokens int64) {
-	more := tokens - l.told.counted
-	l.told.counted = tokens
+	more := tokens - l.told.peer.counted
+	l.told.peer.counted = tokens
 	k.peers.kv += more
 	k.peers.held.tokens += float64(more)
 	k.kvTokens.Add(more)
@@ -344,7 +348,7 @@ func (k *rank) peerStatus() *PeerLoad {
 	}
 	p := &PeerLoad{Inflight: k.peers.inflight, Running: k.peers.inflight - k.peers.waiting, KVTokens: int(k.peers.kv)}
 	for _, l := range k.prefill {
-		if l.told.peer {
+		if l.told.peer != nil {
 			p.BacklogTokens += int(l.uncached)
 		}
 	}
