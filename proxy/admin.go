@@ -89,9 +89,13 @@ func (s *Server) debugWorkers(w http.ResponseWriter, _ *http.Request) {
 		Unjoined []upstream.Unjoined     `json:"unjoined_feeds"`
 		Routing  []router.WorkerStatus   `json:"routing"` // one a rank
 		Feeds    []events.FeedStatus     `json:"feeds"`
+		Peers    []events.PeerStatus     `json:"peers,omitempty"` // other proxies
 	}{Version: s.cfg.Version, Workers: s.cfg.Fleet.Status(), Unjoined: s.cfg.Fleet.Unjoined(), Routing: s.cfg.Router.Status()}
 	if s.cfg.Consumer != nil {
 		v.Feeds = s.cfg.Consumer.Status()
+	}
+	if s.cfg.Peers != nil {
+		v.Peers = s.cfg.Peers.Status()
 	}
 	sendJSON(w, http.StatusOK, v)
 }
