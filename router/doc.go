@@ -29,6 +29,9 @@
 // by the time our prefill runs. R, the ITL fit, L, F and the age scale τ of E are
 // measured from leases; nothing is a weight that somebody has to set.
 //
+// What other proxies have booked (Book) stands in the same queues and counts in every
+// term and measure as own bookings do, but for max_inflight; Bookings tells them ours.
+//
 // Contract: a request is booked under the lock that chose its worker, so a burst
 // never herds; the booking ends in Done, on every path, exactly once. No booking is
 // reaped by time. Overlap is counted in whole blocks and turned to tokens by the

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/router/kv"
@@ -12,7 +13,7 @@ const (
 	maxPeerBookings = 16 << 10 // of one proxy
 	maxPeersTotal   = 64 << 10 // of all proxies
 	maxPeerWaiting  = 1024     // of all proxies, before their first token on one rank
-	peerSlice       = 128      // bookings of a peer that are taken under one hold of the lock
+	bookingSlice    = 128      // bookings that are told or taken under one hold of the lock
 )
 
 // exchange is what the router tells other proxies and what they have told it. A booking
@@ -98,11 +99,10 @@ func (r *Router) untellLocked(l *Lease) {
 }
 
 // Bookings appends to dst the bookings of this proxy that changed since the last call,
-// or all of them, which stand for those changes too.
+// or all of them, which stand for those changes too. It is for one goroutine.
 func (r *Router) Bookings(dst []kv.Booking, all bool) []kv.Booking {
 	now := r.cfg.Now()
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	x := &r.mu.exchange
 	leases := x.changes
 	if all {
@@ -111,19 +111,37 @@ func (r *Router) Bookings(dst []kv.Booking, all bool) []kv.Booking {
 				r.refreshLocked(k, now)
 			}
 		}
-		leases = x.own
-	}
-	for _, l := range leases {
-		if all || l.phase != phaseDone || l.told.once {
-			dst = append(dst, l.booking(!all && l.told.once))
-		}
-		l.told.once = true
+		leases = slices.Clone(x.own)
 	}
 	for _, l := range x.changes {
 		l.told.waits = false
 	}
+	if !all {
+		dst = appendBookingsLocked(dst, leases, false)
+	}
 	clear(x.changes)
 	x.changes = x.changes[:0]
+	r.mu.Unlock()
+	if all {
+		// What changes meanwhile is told of after this.
+		for part := range slices.Chunk(leases, bookingSlice) {
+			r.mu.Lock()
+			dst = appendBookingsLocked(dst, part, true)
+			r.mu.Unlock()
+		}
+	}
+	return dst
+}
+
+// appendBookingsLocked appends what peers are told of the leases: their ends only as
+// changes, and only of what they have heard of.
+func appendBookingsLocked(dst []kv.Booking, leases []*Lease, all bool) []kv.Booking {
+	for _, l := range leases {
+		if l.phase != phaseDone || !all && l.told.once {
+			dst = append(dst, l.booking(!all && l.told.once))
+		}
+		l.told.once = true
+	}
 	return dst
 }
 
@@ -165,7 +183,7 @@ func (r *Router) Book(peer string, bookings []kv.Booking, all bool) (refused int
 	now := r.cfg.Now()
 	var stamp uint64
 	for first := true; first || len(bookings) > 0; first = false {
-		n := min(len(bookings), peerSlice)
+		n := min(len(bookings), bookingSlice)
 		r.mu.Lock()
 		if first && all {
 			r.mu.exchange.stamp++
@@ -196,7 +214,7 @@ func (r *Router) forgetPeer(peer string, stamp uint64, now time.Time) {
 			if l.told.peer.stamp == stamp {
 				continue
 			}
-			if n++; n > peerSlice {
+			if n++; n > bookingSlice {
 				more = true
 				break
 			}
@@ -311,106 +329,4 @@ func (in *costInput) scaled(scale float64) {
 		in.n *= scale
 		in.kv *= scale
 	}
-}
-
-// peerLoad is the part of a rank's load that peers booked.
-type peerLoad struct {
-	inflight int
-	waiting  int   // of them before their first token
-	kv       int64 // tokens, each request in full
-	held     peerHeld
-}
-
-// holdLocked counts the KV tokens of a peer's l as b tells them.
-func (k *rank) holdLocked(l *Lease, b *kv.Booking) {
-	p := &k.peers
-	if l.told.peer.marks[0] == 0 && b.Marks[0] != 0 {
-		l.told.peer.marks = b.Marks
-		p.held.add(&l.told.peer.marks)
-	}
-	k.growLocked(l, min(max(int64(b.KV), 0), kv.MaxBookingTokens))
-}
-
-// growLocked makes tokens of a peer's l count on k.
-func (k *rank) growLocked(l *Lease, tokens int64) {
-	more := tokens - l.told.peer.counted
-	l.told.peer.counted = tokens
-	k.peers.kv += more
-	k.peers.held.tokens += float64(more)
-	k.kvTokens.Add(more)
-	k.prompts += more // heldTokens counts them by peers.held alone
-}
-
-// peerStatus returns what peers have booked on k, nil for nothing.
-func (k *rank) peerStatus() *PeerLoad {
-	if k.peers.inflight == 0 {
-		return nil
-	}
-	p := &PeerLoad{Inflight: k.peers.inflight, Running: k.peers.inflight - k.peers.waiting, KVTokens: int(k.peers.kv)}
-	for _, l := range k.prefill {
-		if l.told.peer != nil {
-			p.BacklogTokens += int(l.uncached)
-		}
-	}
-	return p
-}
-
-// peerHeld counts the KV tokens of peers' requests, a prefix that several of them share
-// once, as far as the marks tell it: at least half of the prefix.
-type peerHeld struct {
-	refs   map[kv.SequenceHash]peerMark
-	tokens float64 // of all, minus what is shared
-}
-
-type peerMark struct {
-	refs int32
-	span float64 // tokens between the mark before and this one
-}
-
-// span is the length of what mark i adds to mark i−1.
-func span(i int) float64 { return float64(int(kv.MarkTokens) << max(i-1, 0)) }
-
-// add and remove take shared spans out of tokens and put them back.
-func (h *peerHeld) add(marks *[kv.BookingMarks]kv.SequenceHash) {
-	for i, m := range marks {
-		if m == 0 {
-			return
-		}
-		if h.refs == nil {
-			h.refs = map[kv.SequenceHash]peerMark{}
-		}
-		e := h.refs[m]
-		if e.refs++; e.refs == 1 {
-			e.span = span(i)
-		} else {
-			h.tokens -= e.span
-		}
-		h.refs[m] = e
-	}
-}
-
-func (h *peerHeld) remove(marks *[kv.BookingMarks]kv.SequenceHash) {
-	for _, m := range marks {
-		if m == 0 {
-			return
-		}
-		e := h.refs[m]
-		if e.refs--; e.refs == 0 {
-			delete(h.refs, m)
-			continue
-		}
-		h.tokens += e.span
-		h.refs[m] = e
-	}
-}
-
-// both returns the tokens that peers' requests and those of d hold together.
-func (h *peerHeld) both(d *distinct) float64 {
-	var n float64
-	for m, e := range h.refs {
-		if d.refs[m] > 0 {
-			n += e.span
-		}
-	}
-	return n
 }
