@@ -21,6 +21,7 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 	rc.Response.SetStatusCode(t.status)
 	copyResponseHeaders(&rc.Response.Header, h)
 	rc.Response.Header.Set(headerWorker, t.worker.ID())
+	t.who.writeLimits(&rc.Response.Header, time.Now())
 	if t.explain {
 		explain(&rc.Response.Header, t.lease.Decision(), t.tokenize, t.route, time.Since(t.start)-t.tokenize-t.route)
 		if state := t.warm.State(); state != "" {
@@ -36,7 +37,9 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 	rc.Request.ReleaseBody(keepBody) // a long generation must not hold its prompt
 	t.streamed = true
 	// The first byte of the body is here, so the header fields leave with it in one write.
-	rc.Response.SetBodyStream(&stream{t: t, r: t.newRelay()}, -1)
+	r := t.newRelay()
+	r.beat, r.await, r.beats = t.s.cfg.Heartbeat, t.resp.Await, t.s.metrics.heartbeats
+	rc.Response.SetBodyStream(&stream{t: t, r: r}, -1)
 	return true
 }
 

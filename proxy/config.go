@@ -21,9 +21,9 @@ const headerBytes = 32 << 10
 
 // Config configures a Server. Zero values take the defaults.
 type Config struct {
-	Listen string // the OpenAI endpoint, host:port; default ":8000". Flag --listen
-	Admin  string // metrics and /debug; default "127.0.0.1:8001". Flag --admin
-	TLS    *tls.Config
+	Listen string      // the OpenAI endpoint, host:port; default ":8000". Flag --listen
+	Admin  string      // metrics and /debug; default "127.0.0.1:8001". Flag --admin
+	TLS    *tls.Config // of the OpenAI endpoint, as LoadTLS makes it; nil speaks plain HTTP. SetAccess replaces it
 
 	Router *router.Router  // needed
 	Fleet  *upstream.Fleet // needed
@@ -35,14 +35,24 @@ type Config struct {
 	Peers    *events.Peers    // other proxies, which are shown; nil shows none
 	Bus      *events.Bus      // while it is down readiness says degraded; nil is never down
 
+	// Keys are the API keys of the front; none lets everybody in and passes the client's
+	// Authorization on to workers without a key of their own. SetAccess replaces them.
+	Keys []Key
+
 	Aliases      map[string]string // extra model names, alias to served name. Flag --model-alias
 	MaxBodyBytes int               // largest request body, also after decompression; default 64 MiB. Flag --max-body
 	Retries      int               // other workers tried before the first byte; default 2, negative is none. Flag --retries
 
 	HeaderTimeout time.Duration // for the headers of a request; default 10 s
 	BodyTimeout   time.Duration // for its body; default 2 min
-	KeepAlive     time.Duration // for the next request on a connection; default 2 min
+	BodyRate      int           // bytes per second that a request must come with, over 30 s; default 1024, negative is none
+	KeepAlive     time.Duration // for the next request on a connection; default 2 min. Flag --keep-alive
+	MaxConns      int           // open connections of clients; more get 503; default 16384, negative is no limit. Flag --max-connections
 	ClientStall   time.Duration // for a client to take the next bytes; default 1 min
+
+	// Heartbeat is the silence of a stream after which the client gets an SSE comment; it
+	// begins with the first byte of the answer. 0 sends none. Flag --sse-heartbeat
+	Heartbeat time.Duration
 
 	// DrainDelay is how long readiness says no before the port closes, for load balancers
 	// that poll it; default 0. Grace is how long open streams may then go on before they
@@ -75,6 +85,12 @@ func (c *Config) setDefaults() {
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 64 << 20
 	}
+	if c.BodyRate == 0 {
+		c.BodyRate = 1 << 10
+	}
+	if c.MaxConns == 0 {
+		c.MaxConns = 16384
+	}
 	if c.Retries == 0 {
 		c.Retries = 2
 	}
@@ -99,7 +115,7 @@ func (c *Config) Validate() error {
 		d    time.Duration
 	}{
 		{"header timeout", c.HeaderTimeout}, {"body timeout", c.BodyTimeout}, {"keep-alive", c.KeepAlive},
-		{"client stall", c.ClientStall}, {"drain delay", c.DrainDelay}, {"grace (--grace)", c.Grace},
+		{"client stall", c.ClientStall}, {"drain delay", c.DrainDelay}, {"sse_heartbeat (--sse-heartbeat)", c.Heartbeat}, {"grace (--grace)", c.Grace},
 	} {
 		if d.d < 0 {
 			return fmt.Errorf("%s must not be negative", d.name)

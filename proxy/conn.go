@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -20,24 +19,33 @@ const (
 	lingerBytes = 256 << 20
 )
 
+// spareConns are the connections above the limit that are told so, each with one answer.
+// Past them a connection is closed at once.
+const spareConns = 256
+
 // listener hands out connections that can be watched and that do not wait for ever for a
 // client that stopped reading.
 type listener struct {
 	net.Listener
+	metrics  *metrics
 	stall    time.Duration // longest time for one write; 0 is no limit
+	pace     pace          // of every connection
+	max      int64         // connections that are served; 0 is no limit
 	portable bool          // watch by reading, as systems other than Linux do
 
+	open      atomic.Int64
 	first     sync.Once
 	accepting chan struct{} // closed by the first Accept
 }
 
 func (l *listener) Accept() (net.Conn, error) {
 	l.first.Do(func() { close(l.accepting) })
-	nc, err := l.Listener.Accept()
+	nc, surplus, err := l.next()
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: nc, stall: l.stall}
+	l.count(1)
+	c := &conn{Conn: nc, l: l, stall: l.stall, pace: l.pace, surplus: surplus}
 	if t, ok := nc.(*net.TCPConn); ok {
 		setUserTimeout(t, l.stall)
 		if !l.portable && canPoll {
@@ -47,6 +55,30 @@ func (l *listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
+// next returns the next connection and whether it is above the limit.
+func (l *listener) next() (nc net.Conn, surplus bool, err error) {
+	for {
+		if nc, err = l.Listener.Accept(); err != nil {
+			return nil, false, err
+		}
+		n := l.open.Load()
+		if l.max == 0 || n < l.max {
+			return nc, false, nil
+		}
+		l.metrics.refusedConns.Inc()
+		if n < l.max+spareConns {
+			return nc, true, nil
+		}
+		_ = nc.Close()
+	}
+}
+
+// count adds n to the open connections.
+func (l *listener) count(n int64) {
+	l.open.Add(n)
+	l.metrics.conns.Add(float64(n))
+}
+
 // conn is a client's connection.
 type conn struct {
 	net.Conn
@@ -54,9 +86,13 @@ type conn struct {
 	stall   time.Duration
 	writeBy atomic.Int64 // write deadline, unix ns
 	linger  atomic.Bool  // read what the client still sends before closing
+	pace    pace         // for whoever reads
+	surplus bool         // above the limit of connections
+	silence
 
-	begun     bool // the client has sent something; for whoever reads
-	peeked    byte // read ahead by the portable watch
+	l         *listener
+	closed    atomic.Bool // and no longer counted
+	peeked    byte        // read ahead by the portable watch
 	hasPeeked bool
 }
 
@@ -66,7 +102,7 @@ func clientConn(nc net.Conn) *conn {
 		switch c := nc.(type) {
 		case *conn:
 			return c
-		case *tls.Conn:
+		case *tlsConn:
 			nc = c.NetConn()
 		default:
 			return nil
@@ -74,19 +110,33 @@ func clientConn(nc net.Conn) *conn {
 	}
 }
 
+// tooMany tells whether the connection is above the limit still.
+func (c *conn) tooMany() bool {
+	c.surplus = c.surplus && c.l.open.Load() > c.l.max
+	return c.surplus
+}
+
 func (c *conn) Read(p []byte) (int, error) {
 	if c.hasPeeked && len(p) > 0 {
 		p[0], c.hasPeeked = c.peeked, false
 		return 1, nil
 	}
-	n, err := c.Conn.Read(p)
+	n, err := c.readPaced(p)
+	return n, c.heard(n, err)
+}
+
+// silence is a connection on which the client has said nothing yet.
+type silence struct{ begun bool }
+
+// heard returns what a read that got n bytes and err says to the server.
+func (s *silence) heard(n int, err error) error {
 	if n > 0 {
-		c.begun = true
-	} else if !c.begun && errors.Is(err, os.ErrDeadlineExceeded) {
+		s.begun = true
+	} else if !s.begun && errors.Is(err, os.ErrDeadlineExceeded) {
 		// A client that connects ahead of its first request must not find a 408 to that.
-		err = io.EOF
+		return io.EOF
 	}
-	return n, err
+	return err
 }
 
 // Write gives the client until the stall limit to take some data. The deadline moves on
@@ -107,6 +157,9 @@ func (c *conn) Write(p []byte) (int, error) {
 // Close closes the connection, after reading for a while where the client may still be
 // sending.
 func (c *conn) Close() error {
+	if !c.closed.Swap(true) {
+		defer c.l.count(-1)
+	}
 	if c.linger.Swap(false) {
 		if t, ok := c.Conn.(*net.TCPConn); ok && t.CloseWrite() == nil {
 			_ = c.SetReadDeadline(time.Now().Add(lingerTime))
@@ -132,6 +185,7 @@ var past = time.Unix(1, 0)
 // startWatch calls gone when the client closes or half-closes the connection.
 func startWatch(c *conn, gone func()) *watch {
 	w := &watch{c: c, gone: gone, done: make(chan struct{})}
+	c.pace.stop()
 	_ = c.SetReadDeadline(time.Time{})
 	go w.run() // owned by stop, which waits for it
 	return w

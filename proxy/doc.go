@@ -13,6 +13,11 @@
 // adds to the stream is cut out again, and the model's name in a response stays as the
 // worker wrote it.
 //
+// Where API keys are configured the caller is known by the headers alone: a stranger's body
+// is not read, a caller's request counts against the limits of its key from then until its
+// end, and the key's cache salt is spliced in before anything else looks at the body. No
+// worker sees a key.
+//
 // A turn (one request, all its attempts) owns the watch on the client, the context that
 // ends the worker's side, and one lease per attempt. It ends exactly once, on whichever
 // path: a handler that answered by itself, a stream that was written to its end, a client

@@ -27,6 +27,7 @@ type fault struct {
 	retryAfter time.Duration
 	allow      string // methods, for 405
 	closeConn  bool   // the connection cannot be used further
+	keyNeeded  bool   // for 401
 }
 
 // The error types of OpenAI.
@@ -62,6 +63,9 @@ func (f *fault) respond(rc *fasthttp.RequestCtx, id, worker string) {
 	}
 	if f.allow != "" {
 		h.Set("Allow", f.allow)
+	}
+	if f.keyNeeded {
+		h.Set("Www-Authenticate", `Bearer realm="warmroute"`)
 	}
 	if f.closeConn {
 		rc.Response.SetConnectionClose()
@@ -107,6 +111,50 @@ func faultHint(value string) *fault {
 		message: fmt.Sprintf("header %s: %q is none of true, false, auto", headerSpeculative, clip(value))}
 }
 
+// faultKey does not say whether the key was missing, malformed or unknown.
+func faultKey() *fault {
+	return &fault{status: 401, typ: typeInvalid, code: "invalid_api_key", keyNeeded: true,
+		message: "a valid API key is needed: send it as Authorization: Bearer <key>"}
+}
+
+// faultForbidden does not say whether the model exists.
+func faultForbidden(model string) *fault {
+	return &fault{status: 403, typ: typeInvalid, code: "model_not_allowed", param: "model",
+		message: fmt.Sprintf("this API key may not use the model %q: /v1/models lists those it may", clip(model))}
+}
+
+func faultConns(limit int) *fault {
+	return &fault{status: 503, typ: typeServer, code: "too_many_connections", retryAfter: time.Second, closeConn: true,
+		message: fmt.Sprintf("the proxy has as many connections open as it may: %d (--max-connections)", limit)}
+}
+
+// faultPlain is the answer to plain HTTP on a port that speaks TLS.
+func faultPlain() *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "https_needed", message: "this port speaks HTTPS: use https://"}
+}
+
+// plain is the fault as the whole answer, for where no server writes it.
+func (f *fault) plain() []byte {
+	body := f.body(nil)
+	return append(fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",
+		f.status, fasthttp.StatusMessage(f.status), len(body)), body...)
+}
+
+func faultLimit(r *refusal) *fault {
+	f := &fault{status: 429, typ: typeRateLimit, code: "rate_limit_exceeded", retryAfter: r.wait}
+	if r.limit == limitInflight {
+		f.message = fmt.Sprintf("this API key has %d requests under way, which is its limit (%s)", r.is, r.limit)
+	} else {
+		f.message = fmt.Sprintf("this API key has used up its limit of %d (%s): try again in %s", r.is, r.limit, r.wait.Round(time.Second/10))
+	}
+	return f
+}
+
+func faultSalt() *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "invalid_header", param: headerSalt,
+		message: fmt.Sprintf("header %s: expected up to %d visible ASCII characters", headerSalt, maxSalt)}
+}
+
 func faultTooLarge(limit int) *fault {
 	return &fault{status: 413, typ: typeInvalid, code: "request_too_large", closeConn: true,
 		message: fmt.Sprintf("the request body is larger than the limit of %d bytes (--max-body)", limit)}
@@ -131,7 +179,10 @@ func faultFraming() *fault {
 func faultRead(err error, limit int) *fault {
 	var small *fasthttp.ErrSmallBuffer
 	var t interface{ Timeout() bool }
+	var slow *slowError
 	switch {
+	case errors.As(err, &slow):
+		return &fault{status: 408, typ: typeTimeout, code: "request_too_slow", closeConn: true, message: slow.Error()}
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		return faultTooLarge(limit)
 	case errors.As(err, &small):

@@ -20,6 +20,7 @@ const (
 	headerWorker    = "X-Warmroute-Worker"
 	headerExplain   = "X-Warmroute-Explain"
 	headerRank      = "X-Data-Parallel-Rank"
+	headerSalt      = "X-Warmroute-Cache-Salt"
 	ownPrefix       = "X-Warmroute-"
 )
 
@@ -39,11 +40,18 @@ var notUpstream = map[string]bool{
 }
 
 // appendRequestHeaders appends what the worker gets of the client's headers. A compressed
-// answer could not be read for usage, so none is asked for.
-func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int) []byte {
+// answer could not be read for usage, so none is asked for. keyed says that the client's key
+// is one of this proxy's, which no worker may see.
+func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank int, keyed bool) []byte {
 	named := connectionNames(h.PeekAll("Connection"))
 	for k, v := range h.All() {
 		if hopByHop[string(k)] || notUpstream[string(k)] || named[string(k)] || bytes.HasPrefix(k, []byte(ownPrefix)) {
+			continue
+		}
+		if !isToken(k) { // fasthttp does not spell such a name as the tables above do
+			continue
+		}
+		if keyed && (string(k) == headerAPIKey || string(k) == headerXAPIKey) {
 			continue
 		}
 		dst = appendHeader(dst, string(k), v)
@@ -54,6 +62,19 @@ func appendRequestHeaders(dst []byte, h *fasthttp.RequestHeader, id string, rank
 		dst = appendHeader(dst, headerRank, strconv.AppendInt(nil, int64(rank), 10))
 	}
 	return dst
+}
+
+// isToken tells whether a field's name is one by RFC 9110, section 5.6.2.
+func isToken(name []byte) bool {
+	for _, c := range name {
+		if c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' {
+			continue
+		}
+		if bytes.IndexByte([]byte("!#$%&'*+.^`|~"), c) < 0 {
+			return false
+		}
+	}
+	return len(name) > 0
 }
 
 func appendHeader(dst []byte, name string, value []byte) []byte {
@@ -162,7 +183,13 @@ func explain(h *fasthttp.ResponseHeader, d *router.Decision, tokenize, route, up
 	h.Set("X-Warmroute-Overlap-Tokens", strconv.Itoa(d.OverlapTokens))
 	h.Set("X-Warmroute-Predicted-TTFT", strconv.FormatFloat(d.PredictedTTFT, 'f', 4, 64))
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 3, 64) }
-	h.Set("Server-Timing", "tokenize;dur="+ms(tokenize)+", route;dur="+ms(route)+", upstream;dur="+ms(upstream))
+	queue := ""
+	if d.Waited > 0 {
+		waited := time.Duration(d.Waited * float64(time.Second))
+		queue = ", queue;dur=" + ms(waited)
+		route -= min(waited, route)
+	}
+	h.Set("Server-Timing", "tokenize;dur="+ms(tokenize)+", route;dur="+ms(route)+queue+", upstream;dur="+ms(upstream))
 }
 
 // hasContentLength tells whether raw headers hold a Content-Length, which fasthttp forgets

@@ -138,6 +138,12 @@ func startWorker(t testing.TB, f func(c *call) bool) *worker {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveWorker(t, l, f)
+}
+
+// serveWorker is startWorker on a listener of the test's.
+func serveWorker(t testing.TB, l net.Listener, f func(c *call) bool) *worker {
+	t.Helper()
 	w := &worker{Listener: l, open: map[net.Conn]bool{}}
 	w.wg.Go(func() {
 		for {
@@ -229,6 +235,7 @@ type setup struct {
 	proxy    Config
 	probe    time.Duration
 	portable bool
+	window   time.Duration           // over which the pace of uploads is taken
 	workers  []upstream.WorkerConfig // instead of the scripted ones
 }
 
@@ -261,8 +268,11 @@ func newRig(t testing.TB, o setup, workers ...*worker) *rig {
 	if r.Server, err = New(c); err != nil {
 		t.Fatal(err)
 	}
-	if o.portable {
-		r.listen.(*listener).portable = true
+	if l, ok := r.listen.(*listener); ok {
+		l.portable = o.portable
+		if o.window > 0 {
+			l.pace.window = o.window
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	fctx, fcancel := context.WithCancel(context.Background())

@@ -8,7 +8,7 @@ import (
 )
 
 // metrics are the front's counters. Labels are bounded: endpoints are ours, codes are
-// classes, and no label comes from a request.
+// classes, keys are those of the configuration, and no label comes from a request.
 type metrics struct {
 	requests    *prometheus.CounterVec
 	inflight    *prometheus.GaugeVec
@@ -27,6 +27,16 @@ type metrics struct {
 	noUsage     prometheus.Counter
 	panics      prometheus.Counter
 	badRequests prometheus.Counter
+
+	authFailures prometheus.Counter
+	keyRequests  *prometheus.CounterVec
+	keyTokens    *prometheus.CounterVec
+	keyRefusals  *prometheus.CounterVec
+
+	conns        prometheus.Gauge
+	refusedConns prometheus.Counter
+	tlsFailures  prometheus.Counter
+	heartbeats   prometheus.Counter
 }
 
 // secondsBuckets spans a proxy's own overhead and a long generation.
@@ -62,16 +72,35 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		noUsage:     counter("unreported_cache_total", "Answers whose usage did not say how many tokens were cached."),
 		panics:      counter("panics_total", "Requests that hit a bug of the proxy."),
 		badRequests: counter("malformed_requests_total", "Requests that could not be read as HTTP."),
+
+		authFailures: counter("auth_failures_total", "Requests without a valid API key."),
+		keyRequests:  counters("key_requests_total", "Requests by the name of their API key, those that its limits let in.", "key"),
+		keyTokens:    counters("key_tokens_total", "Tokens that workers reported, by the name of the API key and kind (prompt, output); warm-ups do not count.", "key", "kind"),
+		keyRefusals:  counters("key_refusals_total", "Requests refused by a limit of their API key (max_inflight, requests_per_minute, tokens_per_minute) or its list of models (models).", "key", "limit"),
+
+		conns:        prometheus.NewGauge(prometheus.GaugeOpts{Name: "warmroute_proxy_connections", Help: "Open connections of clients."}),
+		refusedConns: counter("refused_connections_total", "Connections of clients above the limit."),
+		tlsFailures:  counter("tls_handshake_failures_total", "TLS handshakes of clients that failed, also for want of a client certificate."),
+		heartbeats:   counter("heartbeats_total", "Comments sent to clients while their stream was silent."),
 	}
 	if reg == nil {
 		return m, nil
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{m.requests, m.inflight, m.ttft, m.itl, m.e2e, m.bodyBytes, m.disconnects,
-		m.retries, m.noBudget, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests} {
+		m.retries, m.noBudget, m.breaks, m.unread, m.promptTok, m.cachedTok, m.outputTok, m.noUsage, m.panics, m.badRequests,
+		m.authFailures, m.keyRequests, m.keyTokens, m.keyRefusals, m.conns, m.refusedConns, m.tlsFailures,
+		m.heartbeats} {
 		errs = append(errs, reg.Register(c))
 	}
 	return m, errors.Join(errs...)
+}
+
+// forget drops what was counted for a key that is gone.
+func (m *metrics) forget(key string) {
+	for _, v := range []*prometheus.CounterVec{m.keyRequests, m.keyTokens, m.keyRefusals} {
+		v.DeletePartialMatch(prometheus.Labels{"key": key})
+	}
 }
 
 // done counts one request.

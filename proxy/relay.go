@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,6 +39,13 @@ type relay struct {
 	// says that it stands within an event.
 	broken func(err error, midway bool) []byte
 
+	// beat is the silence after which the client gets a comment, so that nothing between
+	// it and us takes the connection for dead; 0 is never. await waits for more of src for
+	// so long and tells whether there is something.
+	beat  time.Duration
+	await func(time.Duration) bool
+	beats prometheus.Counter
+
 	// cut leaves out frames that only carry usage: the proxy asked for them, not the
 	// client. Events are then passed on once they are whole, or too long to be one.
 	cut  bool
@@ -51,6 +59,8 @@ type relay struct {
 	scan openai.Scanner
 	seen openai.Stream
 	fed  int64 // bytes of the stream that were read
+
+	lastFed byte // the last of them
 
 	start, last time.Time     // of the request, and of the last token
 	firstToken  time.Duration // after start; 0 before it
@@ -73,6 +83,11 @@ func (r *relay) Read(p []byte) (int, error) {
 		if r.err != nil {
 			return 0, r.err
 		}
+		if r.silent() {
+			r.out = heartbeat
+			r.beats.Inc()
+			continue
+		}
 		if r.cut {
 			r.fill()
 			continue
@@ -88,6 +103,25 @@ func (r *relay) Read(p []byte) (int, error) {
 	}
 }
 
+// heartbeat is a comment, which is no event: clients pass over it. The blank line serves
+// those that split a stream at blank lines.
+var heartbeat = slices.Clip([]byte(": heartbeat\n\n"))
+
+// silent waits for more of the stream and tells whether it is time for a heartbeat. There
+// is none within an event nor behind the last.
+func (r *relay) silent() bool {
+	if r.beat == 0 || r.seen.Done {
+		return false
+	}
+	sent := r.fed
+	if r.cut {
+		sent = r.base + int64(r.hold)
+	}
+	// A CRLF's LF counts to the event behind it.
+	between := sent == r.scan.Settled() || sent == r.scan.Settled()+1 && r.lastFed == '\n'
+	return between && !r.await(r.beat)
+}
+
 // observe reads along with the next bytes of the stream.
 func (r *relay) observe(chunk []byte) {
 	if len(chunk) == 0 {
@@ -95,6 +129,7 @@ func (r *relay) observe(chunk []byte) {
 	}
 	before := r.seen.Deltas
 	r.fed += int64(len(chunk))
+	r.lastFed = chunk[len(chunk)-1]
 	r.scan.Feed(chunk)
 	for ev, ok := r.scan.Next(); ok; ev, ok = r.scan.Next() {
 		r.event(ev)

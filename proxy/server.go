@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -30,6 +31,10 @@ type Server struct {
 	draining atomic.Bool
 	budget   budget // of retries
 
+	access sync.Mutex                 // orders changes of the two below
+	keys   atomic.Pointer[keyring]    // nil lets everybody in
+	tls    atomic.Pointer[tls.Config] // nil speaks plain HTTP
+
 	accepting <-chan struct{} // closed once front serves
 
 	mu struct {
@@ -51,24 +56,27 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, metrics: m, started: time.Now()}
 	s.mu.turns = map[*turn]struct{}{}
 	s.front = fasthttp.Server{
-		Handler:       s.serve,
-		ErrorHandler:  s.unreadable,
-		ExpectHandler: s.expect,
-		HeaderReceived: func(*fasthttp.RequestHeader) fasthttp.RequestConfig {
-			return fasthttp.RequestConfig{ReadTimeout: cfg.BodyTimeout}
-		},
-		Logger: frontLog{m},
+		Handler:        s.serve,
+		ErrorHandler:   s.unreadable,
+		ExpectHandler:  s.expect,
+		HeaderReceived: s.received,
+		ConnState:      s.changed,
+		Logger:         frontLog{m},
 
 		ReadTimeout:           cfg.HeaderTimeout,
 		IdleTimeout:           cfg.KeepAlive,
 		ReadBufferSize:        headerBytes,
 		MaxRequestBodySize:    cfg.MaxBodyBytes,
+		Concurrency:           math.MaxInt32, // the listener bounds it
 		CloseOnShutdown:       true,
 		SecureErrorLogMessage: true,
 		NoDefaultServerHeader: true,
 		NoDefaultContentType:  true,
 
 		DisablePreParseMultipartForm: true,
+	}
+	if err := s.setKeys(cfg.Keys); err != nil {
+		return nil, fmt.Errorf("auth: %w", err)
 	}
 	if s.listen, err = open(cfg.Listen, "--listen"); err != nil {
 		return nil, err
@@ -77,10 +85,12 @@ func New(cfg Config) (*Server, error) {
 		_ = s.listen.Close()
 		return nil, err
 	}
-	l := &listener{Listener: s.listen, stall: cfg.ClientStall, accepting: make(chan struct{})}
+	l := &listener{Listener: s.listen, stall: cfg.ClientStall, pace: pace{rate: max(cfg.BodyRate, 0), window: paceWindow}, max: int64(max(cfg.MaxConns, 0)),
+		metrics: m, accepting: make(chan struct{})}
 	s.listen, s.accepting = l, l.accepting
 	if cfg.TLS != nil {
-		s.listen = tls.NewListener(s.listen, cfg.TLS)
+		s.tls.Store(cfg.TLS)
+		s.listen = newTLSListener(l, &s.tls, m.tlsFailures.Inc)
 	}
 	return s, nil
 }
@@ -167,18 +177,19 @@ func (s *Server) serve(rc *fasthttp.RequestCtx) {
 		}
 	}()
 	rc.Response.Header.Set(headerRequestID, id)
-	if fault := s.check(rc); fault != nil {
+	who, fault := s.check(rc)
+	if fault != nil {
 		s.refuse(rc, fault, id)
 		return
 	}
 	switch path := string(rc.Path()); path {
 	case pathChat:
-		s.generate(rc, openai.Chat, id)
+		s.generate(rc, openai.Chat, id, who)
 	case pathCompletions:
-		s.generate(rc, openai.Completions, id)
+		s.generate(rc, openai.Completions, id, who)
 	case pathModels:
 		s.count("models", 200)
-		writeJSON(rc, s.modelList())
+		writeJSON(rc, s.modelList(who))
 	case pathHealth:
 		writeJSON(rc, map[string]string{"status": "ok"})
 	case pathReady:
@@ -187,14 +198,18 @@ func (s *Server) serve(rc *fasthttp.RequestCtx) {
 		writeJSON(rc, report)
 	default: // check let only /v1/models/… pass
 		name := path[len(pathModels)+1:]
-		for _, m := range s.modelList().Data {
+		for _, m := range s.modelList(who).Data {
 			if m.ID == name {
 				s.count("models", 200)
 				writeJSON(rc, m)
 				return
 			}
 		}
-		s.refuse(rc, faultModel(name, s.modelNames()), id)
+		if who.may(name, s.cfg.Aliases[name]) {
+			s.refuse(rc, faultModel(name, s.modelNames(who)), id)
+		} else {
+			s.refuse(rc, faultForbidden(name), id)
+		}
 	}
 	// A worker's copy of the id must not replace ours.
 	rc.Response.Header.Set(headerRequestID, id)
@@ -209,30 +224,51 @@ const (
 	pathReady       = "/readyz"
 )
 
-// check refuses what can be refused by the headers alone.
-func (s *Server) check(rc *fasthttp.RequestCtx) *fault {
+// strangerBytes is the largest body that is read of a client without a valid key.
+const strangerBytes = 64 << 10
+
+// received says how the body of a request may come whose headers were read.
+func (s *Server) received(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+	c := fasthttp.RequestConfig{ReadTimeout: s.cfg.BodyTimeout}
+	if _, ok := s.authenticate(h); !ok {
+		c.MaxRequestBodySize = min(strangerBytes, s.cfg.MaxBodyBytes)
+	}
+	return c
+}
+
+// check finds out who sent a request and refuses what can be refused by the headers alone.
+func (s *Server) check(rc *fasthttp.RequestCtx) (*caller, *fault) {
 	h := &rc.Request.Header
 	// Both framings at once are how one request is smuggled within another.
 	if h.ContentLength() == -1 && hasContentLength(h.RawHeaders()) {
-		return faultFraming()
+		return nil, faultFraming()
 	}
 	path, method := string(rc.Path()), string(h.Method())
+	health := path == pathHealth || path == pathReady
+	if c := clientConn(rc.Conn()); c != nil && !health && c.tooMany() {
+		return nil, faultConns(s.cfg.MaxConns)
+	}
+	who, ok := s.authenticate(h)
+	if !ok && !health { // balancers and kubelets have no key
+		s.metrics.authFailures.Inc()
+		return nil, faultKey()
+	}
 	switch {
 	case path == pathChat || path == pathCompletions:
 		if method != http.MethodPost {
-			return faultMethod(method, "POST")
+			return nil, faultMethod(method, "POST")
 		}
-	case path == pathModels, path == pathHealth, path == pathReady, len(path) > len(pathModels)+1 && path[:len(pathModels)+1] == pathModels+"/":
+	case path == pathModels, health, len(path) > len(pathModels)+1 && path[:len(pathModels)+1] == pathModels+"/":
 		if method != http.MethodGet && method != http.MethodHead {
-			return faultMethod(method, "GET")
+			return nil, faultMethod(method, "GET")
 		}
 	default:
-		return faultNotFound(path)
+		return nil, faultNotFound(path)
 	}
 	if h.ContentLength() > s.cfg.MaxBodyBytes {
-		return faultTooLarge(s.cfg.MaxBodyBytes)
+		return nil, faultTooLarge(s.cfg.MaxBodyBytes)
 	}
-	return nil
+	return who, nil
 }
 
 // refuse answers with a fault outside of a turn.
@@ -252,7 +288,7 @@ func (s *Server) count(endpoint string, status int) {
 
 // expect decides whether a client that asked first may send its body.
 func (s *Server) expect(rc *fasthttp.RequestCtx) int {
-	if f := s.check(rc); f != nil {
+	if _, f := s.check(rc); f != nil {
 		f.closeConn = true
 		s.refuse(rc, f, requestID(&rc.Request.Header))
 		return f.status
@@ -264,6 +300,10 @@ func (s *Server) expect(rc *fasthttp.RequestCtx) int {
 func (s *Server) unreadable(rc *fasthttp.RequestCtx, err error) {
 	s.metrics.badRequests.Inc()
 	f := faultRead(err, s.cfg.MaxBodyBytes)
+	if _, ok := s.authenticate(&rc.Request.Header); !ok && errors.Is(err, fasthttp.ErrBodyTooLarge) {
+		s.metrics.authFailures.Inc()
+		f = faultKey()
+	}
 	f.closeConn = true
 	s.refuse(rc, f, requestID(&rc.Request.Header))
 }
@@ -274,18 +314,21 @@ type frontLog struct{ m *metrics }
 
 func (frontLog) Printf(string, ...any) {}
 
-// modelList is the merged /v1/models: what any worker serves, and the aliases of it.
-func (s *Server) modelList() openai.ModelList {
+// modelList is the merged /v1/models: what any worker serves and the aliases of it, as far
+// as the caller may use them.
+func (s *Server) modelList(who *caller) openai.ModelList {
 	l := openai.ModelList{Object: "list", Data: []openai.Model{}}
 	served := map[string]openai.Model{}
 	for _, m := range s.cfg.Fleet.Models() {
 		o := openai.Model{ID: m.ID, Object: "model", Created: s.started.Unix(), OwnedBy: m.OwnedBy, Parent: m.Parent, MaxModelLen: m.MaxModelLen}
 		served[m.ID] = o
-		l.Data = append(l.Data, o)
+		if who.may(m.ID, "") {
+			l.Data = append(l.Data, o)
+		}
 	}
 	for _, alias := range sortedKeys(s.cfg.Aliases) {
 		target, ok := served[s.cfg.Aliases[alias]]
-		if _, taken := served[alias]; ok && !taken {
+		if _, taken := served[alias]; ok && !taken && who.may(alias, target.ID) {
 			target.ID, target.Root = alias, s.cfg.Aliases[alias]
 			l.Data = append(l.Data, target)
 		}
@@ -293,9 +336,9 @@ func (s *Server) modelList() openai.ModelList {
 	return l
 }
 
-func (s *Server) modelNames() []string {
+func (s *Server) modelNames(who *caller) []string {
 	var names []string
-	for _, m := range s.modelList().Data {
+	for _, m := range s.modelList(who).Data {
 		names = append(names, m.ID)
 	}
 	return names

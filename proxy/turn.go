@@ -39,6 +39,7 @@ type turn struct {
 	kind     openai.Kind
 	endpoint string
 	id       string
+	who      *caller // nil where no keys are configured
 	start    time.Time
 	req      *openai.Request
 	prompt   *kv.Prompt
@@ -56,6 +57,11 @@ type turn struct {
 	warm    *prefill.Turn // nil where no warm-up comes before or after this turn
 	warmEnd prefill.End   // what warm is told at the end
 
+	entered bool    // who has a request more under way
+	taken   int     // tokens booked with who
+	used    int     // tokens that the worker reported; -1: none yet
+	edited  *[]byte // the body, where it is not the client's own
+
 	tokenize, route time.Duration
 	status          int
 	streamed        bool // response headers went out before the answer was whole
@@ -64,23 +70,28 @@ type turn struct {
 }
 
 // generate answers a chat or completions request.
-func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string) {
-	t := &turn{s: s, kind: kind, endpoint: kind.String(), id: id, start: time.Now(), req: requests.Get().(*openai.Request)}
+func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, who *caller) {
+	t := &turn{s: s, kind: kind, endpoint: kind.String(), id: id, who: who, start: time.Now(), used: -1, req: requests.Get().(*openai.Request)}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	s.begin(t)
 	handedOver := false
 	defer func() {
+		t.dropEdited()
 		if !handedOver {
 			t.end()
 		}
 	}()
+	if fault := t.enter(); fault != nil {
+		t.fail(rc, fault)
+		return
+	}
 	body, fault := s.body(rc)
 	if fault != nil {
 		t.fail(rc, fault)
 		return
 	}
 	s.metrics.bodyBytes.WithLabelValues(t.endpoint).Observe(float64(len(body)))
-	if body, fault = t.parse(body); fault != nil {
+	if body, fault = t.parse(&rc.Request.Header, body); fault != nil {
 		t.fail(rc, fault)
 		return
 	}
@@ -95,9 +106,13 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string) 
 	}
 	ns := t.namespace()
 	t.warm = s.cfg.Prefill.Arrived(prefill.Arrival{
-		Request: t.req, Body: body, Namespace: ns, Key: tenant(&rc.Request.Header), Hint: hint,
+		Request: t.req, Body: body, Namespace: ns, Key: who.name(&rc.Request.Header), Hint: hint,
 	})
 	t.identify(body, ns)
+	if fault := t.take(); fault != nil {
+		t.fail(rc, fault)
+		return
+	}
 	if fault := t.send(rc, body); fault != nil {
 		t.fail(rc, fault)
 		return
@@ -147,6 +162,7 @@ func (t *turn) end() {
 		s.metrics.disconnects.WithLabelValues(phase).Inc()
 		t.status = statusClientGone
 	}
+	t.settle(left)
 	took := time.Since(t.start)
 	s.metrics.inflight.WithLabelValues(t.endpoint).Dec()
 	s.metrics.done(t.endpoint, t.status, took)
@@ -166,6 +182,7 @@ func (t *turn) end() {
 func (t *turn) account(seen *openai.Stream) {
 	m, u := t.s.metrics, seen.UsageOrNone()
 	m.unread.Add(float64(seen.Unread))
+	t.spend(u)
 	if u.PromptTokens >= 0 {
 		m.promptTok.Add(float64(u.PromptTokens))
 		t.s.cfg.Prompt.Observe(t.req.Model, t.req, t.prompt, u.PromptTokens)
@@ -194,6 +211,7 @@ func (t *turn) fail(rc *fasthttp.RequestCtx, f *fault) {
 		worker = t.worker.ID()
 	}
 	f.respond(rc, t.id, worker)
+	t.who.writeLimits(&rc.Response.Header, time.Now())
 }
 
 // body returns the plain body of a request.
@@ -216,20 +234,46 @@ func (s *Server) body(rc *fasthttp.RequestCtx) ([]byte, *fault) {
 	return nil, faultDecoding(encoding)
 }
 
-// parse reads the request and puts the model behind an alias into it.
-func (t *turn) parse(body []byte) ([]byte, *fault) {
+// parse reads the request and puts the model behind an alias and the cache salt that
+// applies into it. The body stays right until generate returns.
+func (t *turn) parse(h *fasthttp.RequestHeader, body []byte) ([]byte, *fault) {
 	if err := openai.ParseRequest(t.kind, body, t.req); err != nil {
 		return nil, faultRequest(err)
 	}
-	model, ok := t.s.cfg.Aliases[t.req.Model]
-	if !ok || model == t.req.Model {
+	edit := openai.Edit{Model: t.s.cfg.Aliases[t.req.Model]}
+	if !t.who.may(t.req.Model, edit.Model) {
+		t.s.metrics.keyRefusals.WithLabelValues(t.who.Name, "models").Inc()
+		return nil, faultForbidden(t.req.Model)
+	}
+	var fault *fault
+	if edit.CacheSalt, fault = t.salt(h); fault != nil {
+		return nil, fault
+	}
+	if !edit.Needed(t.req) {
 		return body, nil
 	}
-	body = openai.Rewrite(make([]byte, 0, len(body)+len(model)), body, t.req, openai.Edit{Model: model})
+	t.edited = editBuffers.Get().(*[]byte)
+	*t.edited = openai.Rewrite((*t.edited)[:0], body, t.req, edit)
+	body = *t.edited
 	if err := openai.ParseRequest(t.kind, body, t.req); err != nil {
 		return nil, faultRequest(err)
 	}
 	return body, nil
+}
+
+// salt returns the cache salt that applies: that of the key, which its holder cannot
+// change, else the body's, else the header's; "" keeps what the body has.
+func (t *turn) salt(h *fasthttp.RequestHeader) (string, *fault) {
+	given := h.Peek(headerSalt)
+	switch {
+	case len(given) > maxSalt || !printable(given):
+		return "", faultSalt()
+	case t.who != nil && t.who.CacheSalt != "":
+		return t.who.CacheSalt, nil
+	case t.req.CacheSalt != "":
+		return "", nil
+	}
+	return string(given), nil
 }
 
 // namespace returns what keeps the request's prefixes apart from those of others.
@@ -255,9 +299,9 @@ func (t *turn) identify(body []byte, ns kv.Namespace) {
 func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	s := t.s
 	ask := router.Request{
-		Model: t.req.Model, Key: tenant(&rc.Request.Header), Prompt: t.prompt, MaxTokens: t.req.MaxTokens,
+		Model: t.req.Model, Key: t.who.name(&rc.Request.Header), Prompt: t.prompt, MaxTokens: t.req.MaxTokens,
 		OutputTokensHint: t.req.OutputTokensHint, FirstTurn: t.req.FirstTurn, Stream: t.req.Stream,
-		PinRank: pinnedRank(&rc.Request.Header),
+		PinRank: pinnedRank(&rc.Request.Header), Priority: t.who.priority(t.req.Priority),
 	}
 	var failed error // of the last attempt
 	silent := 0      // workers that died without a word
@@ -276,7 +320,7 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 			if cause := context.Cause(t.ctx); cause != nil {
 				return faultUpstream(cause)
 			}
-			return faultRoute(err, t.req.Model, s.modelNames())
+			return faultRoute(err, t.req.Model, s.modelNames(t.who))
 		}
 		if t.resp != nil {
 			_ = t.resp.Close()
@@ -323,6 +367,14 @@ var editBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 const keepEdited = 1 << 20
 
+// dropEdited gives the buffer of the body back. Nobody reads a body once it was sent.
+func (t *turn) dropEdited() {
+	if t.edited != nil && cap(*t.edited) <= keepEdited {
+		editBuffers.Put(t.edited)
+	}
+	t.edited = nil
+}
+
 // errWorkerLeft says that a worker was removed between its choice and its use.
 var errWorkerLeft = errors.New("the worker has just left")
 
@@ -368,14 +420,18 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 	if t.kind == openai.Completions {
 		path = "/v1/completions"
 	}
-	header := appendRequestHeaders(make([]byte, 0, 512), &rc.Request.Header, t.id, rank)
+	header := appendRequestHeaders(make([]byte, 0, 512), &rc.Request.Header, t.id, rank, t.who != nil)
+	var authorization []byte // a key of this proxy is for nobody else
+	if t.who == nil {
+		authorization = rc.Request.Header.Peek("Authorization")
+	}
 	if t.warm.Wanted() {
-		t.warmEnd.Header, t.warmEnd.Authorization = header, bytes.Clone(rc.Request.Header.Peek("Authorization"))
+		t.warmEnd.Header, t.warmEnd.Authorization = header, bytes.Clone(authorization)
 	}
 	resp, err := w.Do(t.ctx, &upstream.Request{
 		Method: fasthttp.MethodPost, Path: path, Body: body,
 		Header:        header,
-		Authorization: rc.Request.Header.Peek("Authorization"),
+		Authorization: authorization,
 		Generation:    true, Stream: t.req.Stream,
 		Predicted: time.Duration(t.lease.Decision().PredictedTTFT * float64(time.Second)),
 	})

@@ -21,10 +21,10 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	s := q.overlaps
 	w := &s.rows[d.chosen]
 	l := &Lease{
-		r: r, rank: k, fit: k.worker.base.itl, decision: d,
+		r: r, rank: k, base: k.worker.base, decision: d,
 		scope:    scope{q.req.Key, q.req.Model},
 		sendRank: len(k.worker.ranks) > 1,
-		talk:     q.talk, returning: q.returning,
+		talk:     q.talk, returning: q.returning, shared: q.shared(w.tokens),
 		blockSize: k.blockSize(), exact: w.exact,
 		prompt: s.tokens, prefill: w.terms.prefill,
 		stream: q.req.Stream, warm: q.req.Speculative, alone: k.inflight+len(k.warm) == 0, booked: q.now,

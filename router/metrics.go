@@ -27,6 +27,9 @@ type metrics struct {
 	overlapError      prometheus.Histogram
 	reuseLost         *prometheus.CounterVec
 	staleHits         prometheus.Counter
+
+	wait     *prometheus.HistogramVec
+	rejected *prometheus.CounterVec
 }
 
 func newMetrics(r *Router, reg prometheus.Registerer) *metrics {
@@ -71,16 +74,30 @@ func newMetrics(r *Router, reg prometheus.Registerer) *metrics {
 			"Prompt tokens of later turns that were computed before and are again: evicted there, moved to another worker, or of a conversation never seen by this proxy."), []string{"reason"}),
 		staleHits: prometheus.NewCounter(counter("stale_hits_total",
 			"Times a worker reported fewer cached tokens than its events promised three times in a row.")),
+		wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "warmroute", Subsystem: "queue", Name: "wait_seconds",
+			Help:    "Time that routed requests waited in the queue, by class; those that did not wait are not counted.",
+			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"class"}),
+		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "warmroute", Subsystem: "queue", Name: "rejected_total",
+			Help: "Requests that the queue refused: full (max_queue), or past max_queue_delay without a slot (slots) or without room for a new conversation (kv).",
+		}, []string{"reason"}),
 	}
 	if reg != nil {
 		reg.MustRegister(m.decisions, m.refusals, m.predictedTTFT, m.actualTTFT, m.errorTTFT,
 			m.promptTokens, m.predictedCached, m.overlapBlocks, m.reportedPrompt, m.reportedCached,
-			m.reportedPredicted, m.overlapError, m.reuseLost, m.staleHits, &collector{r})
+			m.reportedPredicted, m.overlapError, m.reuseLost, m.staleHits, m.wait, m.rejected, &collector{r})
 	}
 	return m
 }
 
 func (m *metrics) refuse(reason string) { m.refusals.WithLabelValues(reason).Inc() }
+
+// waited counts a request that came through the queue.
+func (m *metrics) waited(c class, seconds float64) {
+	m.wait.WithLabelValues(classNames[c]).Observe(seconds)
+}
 
 func (m *metrics) staleHit() { m.staleHits.Inc() }
 
@@ -169,12 +186,16 @@ var (
 	forgotDesc    = desc("expectations_forgotten_total", "Learned pairs dropped for room.")
 	talksDesc     = desc("conversations", "Conversations remembered.")
 	talksGoneDesc = desc("conversations_forgotten_total", "Conversations dropped for room.")
+
+	depthDesc    = prometheus.NewDesc("warmroute_queue_depth", "Requests that wait for a worker.", []string{"class"}, nil)
+	liveDesc     = desc("live_kv_tokens", "KV tokens of requests in flight and of conversations that are expected back.", "model")
+	capacityDesc = desc("kv_capacity_tokens", "KV tokens that fit in the usable workers; absent where one does not tell.", "model")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{inflightDesc, peersDesc, untoldDesc, runningDesc, backlogDesc, kvDesc, rateDesc, usableDesc,
-		itlDesc, interceptDesc, tauDesc, expectDesc, forgotDesc, talksDesc, talksGoneDesc} {
+		itlDesc, interceptDesc, tauDesc, expectDesc, forgotDesc, talksDesc, talksGoneDesc, depthDesc, liveDesc, capacityDesc} {
 		ch <- d
 	}
 }
@@ -217,4 +238,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(talksDesc, float64(talks))
 	gauge(tauDesc, tau)
 	ch <- prometheus.MustNewConstMetric(talksGoneDesc, prometheus.CounterValue, float64(gone))
+	q := c.r.Queue()
+	for i, name := range classNames {
+		gauge(depthDesc, float64(q.depth[i]), name)
+	}
+	for _, p := range q.Pools {
+		gauge(liveDesc, float64(p.LiveTokens), p.Model)
+		gauge(capacityDesc, float64(p.CapacityTokens), p.Model)
+	}
 }

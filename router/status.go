@@ -108,6 +108,56 @@ func (r *Router) Status() []WorkerStatus {
 	return out
 }
 
+// QueueStatus is what waits for a worker, and what it waits for.
+type QueueStatus struct {
+	Waiting int            `json:"waiting"`
+	Classes map[string]int `json:"waiting_by_class,omitempty"`
+	Models  map[string]int `json:"waiting_by_model,omitempty"`
+	Pools   []PoolStatus   `json:"pools"` // those whose workers all tell their capacity
+
+	depth [classes]int
+}
+
+// PoolStatus is how full the KV caches of the workers of one base model are.
+type PoolStatus struct {
+	Model          string  `json:"model"`
+	LiveTokens     int     `json:"live_tokens"` // of requests in flight and conversations expected back
+	CapacityTokens int     `json:"capacity_tokens"`
+	ReturnShare    float64 `json:"return_share"` // of the contexts of turns that end: those that come back
+	Busy           float64 `json:"busy_share"`   // of the last minute with a request before its first token
+	Crowded        bool    `json:"crowded"`      // first turns wait
+}
+
+// Queue returns the state of the queue.
+func (r *Router) Queue() QueueStatus {
+	now := r.cfg.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q := &r.mu.queue
+	s := QueueStatus{Waiting: q.waiting, depth: q.depth}
+	if q.waiting > 0 {
+		s.Classes, s.Models = map[string]int{}, map[string]int{}
+	}
+	for i, n := range q.depth {
+		if n > 0 {
+			s.Classes[classNames[i]] = n
+		}
+	}
+	for name, l := range q.lanes {
+		s.Models[name] = l.queued[laterTurn] + l.queued[firstTurn]
+	}
+	for _, m := range r.mu.models {
+		if p := r.poolLocked(m, now); p.capacity > 0 {
+			s.Pools = append(s.Pools, PoolStatus{
+				Model: m.name, LiveTokens: int(p.live), CapacityTokens: int(p.capacity), ReturnShare: p.share,
+				Busy: r.busyLocked(m, now), Crowded: r.cfg.MaxQueue >= 0 && r.poolFullLocked(m, now),
+			})
+		}
+	}
+	slices.SortFunc(s.Pools, func(a, b PoolStatus) int { return strings.Compare(a.Model, b.Model) })
+	return s
+}
+
 func (m *model) itlStatus() ITLStatus {
 	coef, samples := m.itl.coefficients()
 	return ITLStatus{coef.a, coef.b, coef.c, samples}

@@ -25,6 +25,10 @@ type config struct {
 	Listen string `yaml:"listen"`
 	Admin  string `yaml:"admin"`
 
+	TLS       tlsConfig  `yaml:"tls"`
+	Auth      authConfig `yaml:"auth"`
+	Heartbeat duration   `yaml:"sse_heartbeat"`
+
 	NATS     natsConfig        `yaml:"nats"`
 	Workers  []workerConfig    `yaml:"workers"`
 	Allow    []string          `yaml:"allow_announced"`
@@ -60,9 +64,19 @@ type natsConfig struct {
 type workerConfig = upstream.WorkerConfig
 
 type routingConfig struct {
-	Mode        string `yaml:"mode"`
-	MaxInflight int    `yaml:"max_inflight"`
-	Retries     int    `yaml:"retries"`
+	Mode          string   `yaml:"mode"`
+	MaxInflight   int      `yaml:"max_inflight"`
+	MaxQueue      int      `yaml:"max_queue"`
+	MaxQueueDelay duration `yaml:"max_queue_delay"`
+	Retries       int      `yaml:"retries"`
+}
+
+// maxQueue returns the bound as the router takes it: there 0 is the default.
+func (c *routingConfig) maxQueue() int {
+	if c.MaxQueue == 0 {
+		return -1
+	}
+	return c.MaxQueue
 }
 
 type limitsConfig struct {
@@ -73,6 +87,8 @@ type limitsConfig struct {
 	TokenizeTimeout  duration `yaml:"tokenize_timeout"`
 	DrainDelay       duration `yaml:"drain_delay"`
 	Grace            duration `yaml:"grace"`
+	KeepAlive        duration `yaml:"keep_alive"`
+	MaxConnections   int      `yaml:"max_connections"`
 }
 
 type indexConfig struct {
@@ -99,7 +115,7 @@ func defaultConfig() config {
 		Listen:  ":8000",
 		Admin:   "127.0.0.1:8001",
 		NATS:    natsConfig{Cluster: "default", Prefix: "warmroute"},
-		Routing: routingConfig{Mode: "kv", MaxInflight: 1024, Retries: 2},
+		Routing: routingConfig{Mode: "kv", MaxInflight: 1024, MaxQueue: 4096, MaxQueueDelay: duration(10 * time.Second), Retries: 2},
 		Limits: limitsConfig{
 			MaxBody:          64 << 20,
 			ConnectTimeout:   duration(5 * time.Second),
@@ -107,6 +123,8 @@ func defaultConfig() config {
 			IdleTimeout:      duration(5 * time.Minute),
 			TokenizeTimeout:  duration(50 * time.Millisecond),
 			Grace:            duration(60 * time.Second),
+			KeepAlive:        duration(2 * time.Minute),
+			MaxConnections:   16384,
 		},
 		Index:   indexConfig{MaxBytes: 2 << 30, ApproximateBytes: 256 << 20, ApproximateTTL: duration(15 * time.Minute)},
 		Prefill: prefillConfig{Mode: "off", Holdout: 0.05},
@@ -126,7 +144,12 @@ type tokenizerConfig struct {
 func (c *config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Listen, "listen", c.Listen, "address of the OpenAI endpoint")
 	f.StringVar(&c.Admin, "admin", c.Admin, "address of metrics and /debug; keep it off public networks")
-	f.VarP((*workerFlag)(&c.Workers), "worker", "w", "worker as `URL[,key=value…]`, keys as in the file: id, events, replay, topic, ranks, engine, api_key, block_size, capacity_tokens, max_num_seqs, max_inflight, ca, insecure_skip_verify; repeat for each")
+	f.StringVar(&c.TLS.Cert, "tls-cert", c.TLS.Cert, "PEM `file` with the certificate chain of the OpenAI endpoint; empty speaks plain HTTP")
+	f.StringVar(&c.TLS.Key, "tls-key", c.TLS.Key, "PEM `file` with its key")
+	f.StringVar(&c.TLS.ClientCA, "tls-client-ca", c.TLS.ClientCA, "PEM `file` with the authorities that sign clients' certificates; empty asks for none")
+	f.StringVar(&c.Auth.File, "auth-file", c.Auth.File, "YAML `file` with API keys, a list as under auth.keys; without any key everybody may come in")
+	f.Var(&c.Heartbeat, "sse-heartbeat", "silence of a stream, once it has begun, after which the client gets an SSE comment; 0s sends none")
+	f.VarP((*workerFlag)(&c.Workers), "worker", "w", "worker as `URL[,key=value…]`, keys as in the file: id, events, replay, topic, ranks, engine, api_key, block_size, capacity_tokens, max_num_seqs, max_inflight, ca, cert, key, insecure_skip_verify; repeat for each")
 	f.StringSliceVar(&c.Allow, "allow-announced", c.Allow, "`hosts or CIDRs` of workers that may join by NATS announcement alone; none by default")
 	f.StringToStringVar(&c.Aliases, "model-alias", c.Aliases, "extra model name, as `alias=model`; repeat for each")
 	f.StringVar(&c.NATS.URL, "nats", c.NATS.URL, "`URL` of a NATS server to share events over, e.g. nats://host:4222 or tls://host:4222; empty embeds one")
@@ -135,7 +158,9 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.NATS.Prefix, "nats-prefix", c.NATS.Prefix, "first part of NATS subjects")
 	bindNATSCredentials(f, &c.NATS)
 	f.StringVar(&c.Routing.Mode, "mode", c.Routing.Mode, "routing: kv, round-robin, random or least-loaded")
-	f.IntVar(&c.Routing.MaxInflight, "max-inflight", c.Routing.MaxInflight, "requests in flight per worker; when every worker has that many, clients get 429")
+	f.IntVar(&c.Routing.MaxInflight, "max-inflight", c.Routing.MaxInflight, "requests in flight per worker; when every worker has that many, more wait")
+	f.IntVar(&c.Routing.MaxQueue, "max-queue", c.Routing.MaxQueue, "requests that wait while every worker is full, and first turns while live conversations fill the KV caches; more get 429; 0: nobody waits")
+	f.Var(&c.Routing.MaxQueueDelay, "max-queue-delay", "longest wait in that queue; then clients get 429 with Retry-After")
 	f.IntVar(&c.Routing.Retries, "retries", c.Routing.Retries, "other workers tried when one fails before its first byte")
 	f.Var(&c.Limits.MaxBody, "max-body", "largest request body, e.g. 64MiB")
 	f.Var(&c.Limits.ConnectTimeout, "connect-timeout", "time to connect to a worker")
@@ -144,6 +169,8 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(&c.Limits.TokenizeTimeout, "tokenize-timeout", "time an engine has to tokenize a prompt; past it the request is routed by text")
 	f.Var(&c.Limits.DrainDelay, "drain-delay", "time after SIGTERM in which /readyz already says no and requests are still accepted, for load balancers that poll it")
 	f.Var(&c.Limits.Grace, "grace", "time that open streams have to finish after SIGTERM")
+	f.Var(&c.Limits.KeepAlive, "keep-alive", "time that a client's connection is kept for its next request; more than the idle life of what connects, so that it closes first")
+	f.IntVar(&c.Limits.MaxConnections, "max-connections", c.Limits.MaxConnections, "open connections of clients; more get 503")
 	f.Var(&c.Index.MaxBytes, "index-max-bytes", "memory cap of the exact index, e.g. 2GiB")
 	f.Var(&c.Index.ApproximateBytes, "approximate-max-bytes", "memory cap of the approximate index")
 	f.Var(&c.Index.ApproximateTTL, "approximate-ttl", "how long the approximate index believes that a worker still holds a prefix")
@@ -209,10 +236,14 @@ func mistakenKey(file []byte, err error) string {
 	if !ok {
 		return ""
 	}
-	return string(bytes.TrimLeft(key, " -")) + ": "
+	name := string(bytes.TrimLeft(key, " -"))
+	if !settingName.MatchString(name) {
+		return ""
+	}
+	return name + ": "
 }
 
-// tenantHash is what a client is known by: the start of the SHA-256 of its Authorization.
+// tenantHash is what a client is known by where there are no API keys: the start of the SHA-256 of its Authorization.
 var tenantHash = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // validate names the first setting that cannot work and what would.
@@ -221,6 +252,9 @@ func (c *config) validate() error {
 		if err := c.Workers[i].Validate(); err != nil {
 			return fmt.Errorf("workers[%d]: %w", i, err)
 		}
+	}
+	if err := c.TLS.validate(); err != nil {
+		return err
 	}
 	switch c.Routing.Mode {
 	case "kv", "round-robin", "random", "least-loaded":
@@ -238,8 +272,8 @@ func (c *config) validate() error {
 		}
 	}
 	for key := range c.Prefill.Keys {
-		if !tenantHash.MatchString(key) {
-			return fmt.Errorf("speculative_prefill.keys: %q is no hash of a client's key: take the output of printf 'Bearer %%s' \"$KEY\" | sha256sum | cut -c1-16", key)
+		if !c.Auth.on() && !tenantHash.MatchString(key) {
+			return fmt.Errorf("speculative_prefill.keys: %q is no hash of a client's key: take the output of printf 'Bearer %%s' \"$KEY\" | sha256sum | cut -c1-16, or configure auth.keys and give a key's name", key)
 		}
 	}
 	for _, r := range []struct {
@@ -248,6 +282,8 @@ func (c *config) validate() error {
 		want string
 	}{
 		{"routing.max_inflight (--max-inflight)", c.Routing.MaxInflight < 1, "at least 1"},
+		{"routing.max_queue (--max-queue)", c.Routing.MaxQueue < 0, "0 or more"},
+		{"routing.max_queue_delay (--max-queue-delay)", c.Routing.MaxQueueDelay <= 0, "more than 0s"},
 		{"routing.retries (--retries)", c.Routing.Retries < 0, "0 or more"},
 		{"limits.max_body (--max-body)", c.Limits.MaxBody < 1<<10, "at least 1KiB"},
 		{"limits.connect_timeout (--connect-timeout)", c.Limits.ConnectTimeout <= 0, "more than 0s"},
@@ -256,6 +292,9 @@ func (c *config) validate() error {
 		{"limits.tokenize_timeout (--tokenize-timeout)", c.Limits.TokenizeTimeout <= 0, "more than 0s"},
 		{"limits.drain_delay (--drain-delay)", c.Limits.DrainDelay < 0, "0s or more"},
 		{"limits.grace (--grace)", c.Limits.Grace < 0, "0s or more"},
+		{"limits.keep_alive (--keep-alive)", c.Limits.KeepAlive <= 0, "more than 0s"},
+		{"limits.max_connections (--max-connections)", c.Limits.MaxConnections < 1, "at least 1"},
+		{"sse_heartbeat (--sse-heartbeat)", c.Heartbeat != 0 && c.Heartbeat < duration(time.Second), "0s or at least 1s"},
 		{"index.max_bytes (--index-max-bytes)", c.Index.MaxBytes < 1<<20, "at least 1MiB"},
 		{"index.approximate_bytes (--approximate-max-bytes)", c.Index.ApproximateBytes < 1<<20, "at least 1MiB"},
 		{"index.approximate_ttl (--approximate-ttl)", c.Index.ApproximateTTL <= 0, "more than 0s"},

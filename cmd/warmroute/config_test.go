@@ -50,7 +50,7 @@ func TestConfig_ReferenceFile(t *testing.T) {
 	}
 	want := defaultConfig()
 	want.Workers = got.Workers
-	want.Allow, want.Aliases = got.Allow, got.Aliases
+	want.Allow, want.Aliases, want.Auth.Keys = got.Allow, got.Aliases, []keyConfig{}
 	want.Tokens.Models = got.Tokens.Models
 	want.Prefill.Models, want.Prefill.Keys = got.Prefill.Models, got.Prefill.Keys
 	if d := cmp.Diff(want, got); d != "" {

@@ -131,6 +131,8 @@ var workerKeys = []workerKey{
 	stringKey("replay", func(c *workerConfig) *string { return &c.Replay }),
 	stringKey("topic", func(c *workerConfig) *string { return &c.Topic }),
 	stringKey("ca", func(c *workerConfig) *string { return &c.CA }),
+	stringKey("cert", func(c *workerConfig) *string { return &c.Cert }),
+	stringKey("key", func(c *workerConfig) *string { return &c.Key }),
 	intKey("ranks", func(c *workerConfig) *int { return &c.Ranks }),
 	intKey("block_size", func(c *workerConfig) *int { return &c.BlockSize }),
 	intKey("capacity_tokens", func(c *workerConfig) *int { return &c.CapacityTokens }),

@@ -41,8 +41,8 @@ func newServe() *cobra.Command {
 		Short: "Run the proxy",
 		Long: `serve runs the proxy: an OpenAI endpoint on --listen and metrics and /debug on
 --admin. Settings come from flags, then WARMROUTE_* variables (a flag's name in upper
-case, - as _), then --config, then defaults. SIGHUP or a change of the file reloads the
-workers. SIGTERM drains; a second signal exits at once.`,
+case, - as _), then --config, then defaults. SIGHUP or a change of a file reloads workers,
+API keys and certificates. SIGTERM drains; a second signal exits at once.`,
 		Example: `  # Try it without a GPU.
   warmroute serve --simulate 2
 
@@ -64,7 +64,7 @@ workers. SIGTERM drains; a second signal exits at once.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			reload.settings = settings(cfg)
+			reload.follow(cfg)
 			simulated, err := startSimulated(cfg.Simulate, simPorts)
 			if err != nil { // somebody has one of the usual ports
 				simulated, err = startSimulated(cfg.Simulate, ports{})
@@ -107,6 +107,13 @@ type parts struct {
 // is what gather shows.
 func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, gather prometheus.Gatherer, stderr io.Writer) (*parts, error) {
 	log := cfg.Log.logger(stderr)
+	keys, certificates, err := cfg.secrets()
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	if names := cfg.unknownKeys(keys); len(names) > 0 {
+		log.Warn("speculative_prefill.keys names API keys that there are not", "names", names)
+	}
 	if err := makeStateDir(cfg.StateDir); err != nil {
 		return nil, err
 	}
@@ -142,12 +149,15 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	rt := router.New(router.Config{
 		Mode:        router.Mode(cfg.Routing.Mode),
 		MaxInflight: cfg.Routing.MaxInflight,
+		MaxQueue:    cfg.Routing.maxQueue(),
 		Index:       indexes,
 		Workers:     &numbers,
 		OnStaleHits: func(r kv.WorkerRank) { consumer.Resync(r, "stale_hits") },
 		OnBooking:   tell,
 		Registerer:  registry,
 		Logger:      log,
+
+		MaxQueueDelay: time.Duration(cfg.Routing.MaxQueueDelay),
 	})
 	models := prompt.NewModels(prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log), Logger: log, Registerer: registry})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
@@ -211,6 +221,11 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	front, err := proxy.New(proxy.Config{
 		Listen:       cfg.Listen,
 		Admin:        cfg.Admin,
+		TLS:          certificates,
+		Keys:         keys,
+		Heartbeat:    time.Duration(cfg.Heartbeat),
+		KeepAlive:    time.Duration(cfg.Limits.KeepAlive),
+		MaxConns:     cfg.Limits.MaxConnections,
 		Router:       rt,
 		Fleet:        fleet,
 		Prompt:       builder,
@@ -295,7 +310,18 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 	g.Go(func() error { return p.simulated.run(back) })
 	g.Go(func() error {
 		return reload.run(back, p.log, func(c config) error {
-			return p.fleet.SetWorkers(append(c.Workers, p.simulated.workers...))
+			keys, certificates, err := c.secrets()
+			if err != nil {
+				return err
+			}
+			workers := append(c.Workers, p.simulated.workers...)
+			if err := p.fleet.CheckWorkers(workers); err != nil {
+				return err
+			}
+			if err := p.front.SetAccess(keys, certificates); err != nil {
+				return err
+			}
+			return p.fleet.SetWorkers(workers)
 		})
 	})
 	if len(p.simulated.workers) > 0 && !p.quiet {

@@ -88,7 +88,10 @@ func startServer(t *testing.T, n int, cfg config, reload reloader) *server {
 			t.Log(s.log.String())
 		}
 	})
-	eventually(t, "readiness", func() bool { return get(t, s.api+"/readyz").StatusCode == 200 })
+	if cfg.TLS.Cert != "" {
+		s.api = "https" + strings.TrimPrefix(s.api, "http")
+	}
+	eventually(t, "readiness", func() bool { return get(t, s.admin+"/readyz").StatusCode == 200 })
 	return s
 }
 

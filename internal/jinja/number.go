@@ -37,7 +37,7 @@ func parseInt(text string, base int) (Value, error) {
 	if n, err := strconv.ParseInt(text, base, 64); err == nil {
 		return Int(n), nil
 	}
-	if len(text) > maxDigits+1 {
+	if len(strings.TrimPrefix(text, "-")) > maxDigits {
 		return Value{}, errors.New("int has more than 4300 digits")
 	}
 	b, ok := new(big.Int).SetString(text, base)

@@ -8,42 +8,40 @@ func (t *Template) ReadsParts() bool { return t.readsParts }
 
 // readsParts looks for the loop in the tree before names are bound.
 func readsParts(body []stmt) bool {
-	var sets []*setStmt
+	sets := map[string][]*setStmt{} // by the name that they read
 	var loops []*forStmt
 	walk(body, func(s stmt) {
 		switch s := s.(type) {
 		case *setStmt:
-			sets = append(sets, s)
+			if name := bareName(s.e); name != "" {
+				sets[name] = append(sets[name], s)
+			}
 		case *forStmt:
 			loops = append(loops, s)
 		}
 	})
-	lists := []string{"messages"}
-	for i := 0; i < len(lists); i++ { // and what is set to them
-		for _, s := range sets {
-			if !readsName(s.e, lists[i]) {
-				continue
-			}
+	isList := map[string]bool{"messages": true}
+	for todo := []string{"messages"}; len(todo) > 0; todo = todo[1:] { // and what is set to them
+		for _, s := range sets[todo[0]] {
 			target, ok := s.target.(*nameExpr)
 			if !ok {
 				return false // as vLLM gives up on it
 			}
-			if !contains(lists, target.name) {
-				lists = append(lists, target.name)
+			if !isList[target.name] {
+				isList[target.name] = true
+				todo = append(todo, target.name)
 			}
 		}
 	}
-	var items []string
+	isItem := map[string]bool{}
 	for _, l := range loops {
-		if target, ok := l.target.(*nameExpr); ok && readsAny(l.iter, lists) {
-			items = append(items, target.name)
+		if target, ok := l.target.(*nameExpr); ok && isList[bareName(l.iter)] {
+			isItem[target.name] = true
 		}
 	}
 	for _, l := range loops {
-		for _, item := range items {
-			if readsContent(l.iter, item) {
-				return true
-			}
+		if isItem[contentOf(l.iter)] {
+			return true
 		}
 	}
 	return false
@@ -90,33 +88,25 @@ func bare(e expr) expr {
 	}
 }
 
-func readsName(e expr, name string) bool {
-	n, ok := bare(e).(*nameExpr)
-	return ok && n.name == name
+// bareName returns the name that e is, or "".
+func bareName(e expr) string {
+	if n, ok := bare(e).(*nameExpr); ok {
+		return n.name
+	}
+	return ""
 }
 
-func readsAny(e expr, names []string) bool {
-	n, ok := bare(e).(*nameExpr)
-	return ok && contains(names, n.name)
-}
-
-// readsContent tells whether e is item.content or item['content'].
-func readsContent(e expr, item string) bool {
+// contentOf returns the name of item where e is item.content or item['content'], or "".
+func contentOf(e expr) string {
 	switch x := bare(e).(type) {
 	case *attrExpr:
-		return x.name == "content" && readsName(x.e, item)
+		if x.name == "content" {
+			return bareName(x.e)
+		}
 	case *itemExpr:
-		key, ok := x.key.(*constExpr)
-		return ok && key.v.k == kString && key.v.str() == "content" && readsName(x.e, item)
-	}
-	return false
-}
-
-func contains(list []string, s string) bool {
-	for _, x := range list {
-		if x == s {
-			return true
+		if key, ok := x.key.(*constExpr); ok && key.v.k == kString && key.v.str() == "content" {
+			return bareName(x.e)
 		}
 	}
-	return false
+	return ""
 }

@@ -32,6 +32,17 @@ func TestRewrite(t *testing.T) {
 	f(`{"model":"a","stream":true,"stream_options":{"include_usage": false},`+hello+`}`, usage, `{"model":"a","stream":true,"stream_options":{"include_usage": true},`+hello+`}`)
 	f(`{"model":"a","stream":true,"stream_options":{"include_usage":true},`+hello+`}`, usage, `{"model":"a","stream":true,"stream_options":{"include_usage":true},`+hello+`}`)
 
+	salt := Edit{CacheSalt: `t"1`}
+	f(`{ "model":"a",`+hello+`}`, salt, `{"cache_salt":"t\"1", "model":"a",`+hello+`}`)
+	f(`{"model":"a","cache_salt": "other" ,`+hello+`}`, salt, `{"model":"a","cache_salt": "t\"1" ,`+hello+`}`)
+	f(`{"model":"a","cache\u005fsalt":"other",`+hello+`}`, salt, `{"model":"a","cache\u005fsalt":"t\"1",`+hello+`}`)
+	f(`{"model":"a",`+hello+`,"cache_salt":null}`, salt, `{"model":"a",`+hello+`,"cache_salt":"t\"1"}`)
+	f(`{"model":"a","cache_salt":"",`+hello+`}`, salt, `{"model":"a","cache_salt":"t\"1",`+hello+`}`)
+	f(`{"model":"a","cache_salt":"\u0074\"1",`+hello+`}`, salt, `{"model":"a","cache_salt":"\u0074\"1",`+hello+`}`)
+	f(`{"model":"a","cache_salt":"other",`+hello+`}`, Edit{}, `{"model":"a","cache_salt":"other",`+hello+`}`)
+	f(`{"model":"a","stream":true,`+hello+`}`, Edit{Model: "b", IncludeUsage: true, CacheSalt: "s"},
+		`{"stream_options":{"include_usage":true},"cache_salt":"s","model":"b","stream":true,`+hello+`}`)
+
 	hints := Edit{RemoveHints: true}
 	f(`{"model":"a","nvext":{"agent_hints":{"osl":1}},`+hello+`}`, hints, `{"model":"a","nvext":{"agent_hints":{"osl":1}},`+hello+`}`)
 	f(`{"model":"a","nvext":{"agent_hints":{"speculative_prefill": true}},`+hello+`}`, hints, `{"model":"a","nvext":{"agent_hints":{}},`+hello+`}`)
@@ -86,6 +97,9 @@ func randomTwin(rng *rand.Rand) (body, want string, e Edit) {
 	if rng.IntN(3) > 0 {
 		e.Model = []string{"b", `quo"te`, "é"}[rng.IntN(3)]
 	}
+	if rng.IntN(3) > 0 {
+		e.CacheSalt = []string{"b", `quo"te`, "é"}[rng.IntN(3)]
+	}
 	stream := rng.IntN(4) > 0
 	inject := e.IncludeUsage && stream
 	space := func() string { return []string{"", "", " ", "\n\t", "  "}[rng.IntN(5)] }
@@ -121,6 +135,17 @@ func randomTwin(rng *rand.Rand) (body, want string, e Edit) {
 	if rng.IntN(4) > 0 {
 		members = append(members, func(w *twin) { randomHints(rng, w, e.RemoveHints, space, value) })
 	}
+	withSalt := rng.IntN(2) > 0
+	if withSalt {
+		members = append(members, func(w *twin) {
+			w.same([]string{`"cache_salt"`, `"cache_s\u0061lt"`}[rng.IntN(2)] + space() + ":" + space())
+			if old := []string{`"mine"`, "null", `""`, `"\ud83d\ude00"`}[rng.IntN(4)]; e.CacheSalt != "" {
+				w.differ(old, string(AppendString(nil, e.CacheSalt)))
+			} else {
+				w.same(old)
+			}
+		})
+	}
 	for range rng.IntN(4) {
 		members = append(members, func(w *twin) {
 			w.same([]string{`"temperature"`, `"x"`, `"\u0078"`, `"logit_bias"`}[rng.IntN(4)] + space() + ":" + value())
@@ -131,6 +156,9 @@ func randomTwin(rng *rand.Rand) (body, want string, e Edit) {
 	w.same(space() + "{")
 	if inject && !withOptions {
 		w.differ("", `"stream_options":{"include_usage":true},`)
+	}
+	if e.CacheSalt != "" && !withSalt {
+		w.differ("", `"cache_salt":`+string(AppendString(nil, e.CacheSalt))+",")
 	}
 	for i, m := range members {
 		if i > 0 {
@@ -218,7 +246,7 @@ func TestRewrite_AllocatesNothing(t *testing.T) {
 	}
 	dst := make([]byte, 0, 1024)
 	if n := testing.AllocsPerRun(50, func() {
-		dst = Rewrite(dst[:0], body, v, Edit{Model: "other", IncludeUsage: true, RemoveHints: true})
+		dst = Rewrite(dst[:0], body, v, Edit{Model: "other", IncludeUsage: true, RemoveHints: true, CacheSalt: "s"})
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

@@ -211,7 +211,11 @@ func (v *Request) read(f field) error {
 			r.Skip()
 		}
 	case fCacheSalt:
-		return v.text("cache_salt", &v.CacheSalt)
+		v.cacheSalt.Start = r.peekPos()
+		if err := v.text("cache_salt", &v.CacheSalt); err != nil {
+			return err
+		}
+		v.cacheSalt.End = r.pos
 	case fPromptCacheKey:
 		return v.text("prompt_cache_key", &v.PromptCacheKey)
 	case fUser:

@@ -84,6 +84,7 @@ type Request struct {
 	}
 
 	model, streamOptions, includeUsage, hint Span
+	cacheSalt                                Span
 	emptyStreamOptions                       bool
 	open                                     int // offset just behind the body's opening brace
 	maxCompletionTokens                      int

@@ -34,6 +34,12 @@ func (e *modelEngine) Tokenize(_ context.Context, _ string, kind openai.Kind, bo
 	return Tokens{IDs: ids}, err
 }
 
+func (e *modelEngine) asked() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.calls
+}
+
 func (e *modelEngine) set(m *Model) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -127,13 +133,13 @@ func TestModels_AreUsedOnceTheyAreTheEngines(t *testing.T) {
 		if d := m.Describe("m"); !strings.Contains(d, "compared with the engine") {
 			t.Errorf("%q", d)
 		}
-		calls := e.calls
+		calls := e.asked()
 		if calls != len(checks) {
 			t.Errorf("%d calls of the engine for %d checks", calls, len(checks))
 		}
 		time.Sleep(checkAgain + time.Second)
-		if e.calls != 2*calls {
-			t.Errorf("%d calls after another round, want %d", e.calls, 2*calls)
+		if n := e.asked(); n != 2*calls {
+			t.Errorf("%d calls after another round, want %d", n, 2*calls)
 		}
 		// The engine is restarted with another template; then it is right again.
 		e.set(changed(t, "qwen3", "<|im_end|>", "<|im_end|> "))

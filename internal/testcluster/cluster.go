@@ -3,6 +3,7 @@ package testcluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -29,6 +30,10 @@ type Config struct {
 	Concurrency  int           // closed-loop clients; 0 = open loop, each conversation at its Arrival
 	Stagger      time.Duration // client i first sends at a random time in [0, Stagger); 0 = all at once
 	Seed         uint64        // of starts and of the router's random choices
+	// Admission makes requests wait in the router's queue for a slot and first turns for
+	// KV room. A conversation that is refused ends. Without it whoever comes is sent.
+	Admission bool
+	Until     time.Duration // the run ends here, whatever is open; 0 = when nothing is
 }
 
 func (c Config) withDefaults() Config {
@@ -77,6 +82,7 @@ type cluster struct {
 	letters []letter // bookings between proxies on their way, oldest first
 	posted  int      // letters, with the lost ones
 	measure recorder
+	waiting []*request // in the queues of the routers, oldest first
 	err     error
 }
 
@@ -118,13 +124,15 @@ func play(cfg Config, w Workload) (*cluster, error) {
 	c.load.start()
 	for c.err == nil {
 		t, ok := c.timers.pop()
-		if !ok {
+		if !ok || c.cfg.Until > 0 && t.at > c.cfg.Until {
 			break
 		}
 		c.now = t.at
 		switch t.kind {
 		case timerSend:
 			c.send(t.session)
+		case timerGiveUp:
+			c.giveUp(t.request)
 		case timerStep:
 			c.endStep(c.workers[t.worker])
 		case timerFeed:
@@ -135,7 +143,7 @@ func play(cfg Config, w Workload) (*cluster, error) {
 			c.hear()
 		}
 	}
-	if c.err == nil && c.load.open > 0 {
+	if c.err == nil && c.load.open > 0 && c.cfg.Until == 0 {
 		c.err = fmt.Errorf("%d conversations never ended: an engine stopped stepping with requests in it", c.load.open)
 	}
 	if c.err != nil {
@@ -164,9 +172,13 @@ func (c *cluster) build() {
 	}
 	for i := range c.cfg.Routers {
 		p := &proxy{index: index.NewSet(index.Config{Now: c.clock}), numbers: &kv.Workers{}}
+		queue := -1
+		if c.cfg.Admission {
+			queue = 0 // the default
+		}
 		rc := router.Config{
 			Mode: c.cfg.Mode, Index: p.index, Workers: p.numbers, Now: c.clock,
-			Seed: c.cfg.Seed<<8 + uint64(i) + 1,
+			Seed: c.cfg.Seed<<8 + uint64(i) + 1, MaxQueue: queue, MaxQueueDelay: queueDelay,
 		}
 		if c.cfg.BookingDelay > 0 {
 			rc.OnBooking = func() { c.changed(i) }
@@ -183,13 +195,16 @@ func (c *cluster) build() {
 	}
 }
 
+// queueDelay is how long a request waits in a router's queue before it is refused.
+const queueDelay = 10 * time.Second
+
 // send routes the session's next turn and hands it to the chosen engine.
 func (c *cluster) send(s *session) {
 	req := s.next(c.now)
 	p := c.proxies[c.load.sent%len(c.proxies)]
 	c.load.sent++
 	turn := s.conv.Turns[s.turn]
-	lease, err := p.router.Route(context.Background(), &router.Request{
+	lease, waiter, err := p.router.Enter(context.Background(), &router.Request{
 		Model: model, Stream: true, FirstTurn: s.turn == 0, PinRank: -1, MaxTokens: turn.OutputTokens,
 		Prompt: &kv.Prompt{Source: kv.SourceLocal, Tokens: req.seq.Tokens, TokenCount: len(req.seq.Tokens)},
 	})
@@ -197,7 +212,19 @@ func (c *cluster) send(s *session) {
 		c.err = fmt.Errorf("route turn %d of conversation %d: %w", s.turn, s.conv.ID, err)
 		return
 	}
-	req.lease = lease
+	if waiter != nil {
+		req.waiter = waiter
+		c.waiting = append(c.waiting, req)
+		c.timers.push(timer{at: c.now + queueDelay, kind: timerGiveUp, request: req})
+		return
+	}
+	c.submit(req, lease)
+}
+
+// submit hands a request to the engine of its lease.
+func (c *cluster) submit(req *request, lease *router.Lease) {
+	s := req.session
+	req.lease, req.waiter = lease, nil
 	req.worker = c.byID[lease.Worker().ID]
 	c.measure.sent(c.now, req)
 	if err := req.worker.engine.Submit(req.seq); err != nil {
@@ -205,6 +232,45 @@ func (c *cluster) send(s *session) {
 		return
 	}
 	c.beginStep(req.worker)
+}
+
+// claim submits the requests that the routers have called.
+func (c *cluster) claim() {
+	still := c.waiting[:0]
+	for _, req := range c.waiting {
+		select {
+		case <-req.waiter.Called():
+			lease, err := req.waiter.Claim(context.Background())
+			switch {
+			case err != nil:
+				c.refuse(req)
+			case lease != nil:
+				c.submit(req, lease)
+			default:
+				still = append(still, req)
+			}
+		default:
+			still = append(still, req)
+		}
+	}
+	clear(c.waiting[len(still):])
+	c.waiting = still
+}
+
+// giveUp ends the wait of a request whose time is over.
+func (c *cluster) giveUp(req *request) {
+	if req.waiter == nil || req.waiter.Expire() == nil {
+		return
+	}
+	c.waiting = slices.DeleteFunc(c.waiting, func(r *request) bool { return r == req })
+	c.refuse(req)
+}
+
+// refuse ends the conversation of a request that was refused.
+func (c *cluster) refuse(req *request) {
+	req.waiter = nil
+	c.measure.refused(c.now, req)
+	c.load.end(req.session)
 }
 
 // beginStep starts the worker's next step unless one is running or there is nothing
@@ -253,6 +319,7 @@ func (c *cluster) progress(p sim.Progress) {
 	})
 	c.measure.finished(c.now, req)
 	c.load.finished(req)
+	c.claim()
 }
 
 // publish translates the engine's events of the last step and sends them on their way.

@@ -11,6 +11,7 @@ const (
 	timerBookings                  // a proxy tells the others of changed bookings; worker is its number
 	timerState                     // a proxy tells the others of all its bookings
 	timerLetter                    // bookings reach the other proxies
+	timerGiveUp                    // a request has waited in a router's queue for long enough
 )
 
 // timer is something that happens at a virtual time.
@@ -20,6 +21,7 @@ type timer struct {
 	kind    timerKind
 	worker  int
 	session *session
+	request *request
 }
 
 func (t *timer) before(u *timer) bool {

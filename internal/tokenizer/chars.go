@@ -22,6 +22,7 @@ type chars struct {
 	hasUnknown  bool
 	unknown     uint32
 	fuse        bool // several unknown characters are one unknown token
+	delays      bool // an unknown token may stand behind bytes that follow its character
 	spaceIsMeta bool // a space in a word stands for U+2581
 
 	// A border between characters a and b that no merge crosses cuts a text into words

@@ -72,11 +72,7 @@ func readObject(dir, name string) (object, error) {
 	return o, nil
 }
 
-// token reads a special token: a string, or an object with content.
-func (o object) token(key string) (t addedToken, ok bool) {
-	return parseToken(o[key])
-}
-
+// parseToken reads a special token: a string, or an object with content.
 func parseToken(data json.RawMessage) (t addedToken, ok bool) {
 	switch {
 	case bytes.HasPrefix(data, []byte(`"`)):

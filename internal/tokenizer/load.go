@@ -41,14 +41,14 @@ func (c *Config) readTemplates(dir string, o object) error {
 	if err := c.templateFiles(dir); err != nil || len(c.ChatTemplates) > 0 {
 		return err
 	}
-	if err := c.templateField(o["chat_template"]); err != nil || len(c.ChatTemplates) > 0 {
+	if err := c.templateField("tokenizer_config.json", o["chat_template"]); err != nil || len(c.ChatTemplates) > 0 {
 		return err
 	}
 	processor, err := readObject(dir, "chat_template.json")
 	if err != nil {
 		return err
 	}
-	return c.templateField(processor["chat_template"])
+	return c.templateField("chat_template.json", processor["chat_template"])
 }
 
 func (c *Config) templateFiles(dir string) error {
@@ -80,13 +80,13 @@ func escapeGlob(path string) string {
 }
 
 // templateField reads a string, or a list of named templates.
-func (c *Config) templateField(data json.RawMessage) error {
+func (c *Config) templateField(file string, data json.RawMessage) error {
 	if bytes.HasPrefix(data, []byte(`"`)) {
 		data = slices.Concat([]byte(`[{"name":"default","template":`), data, []byte("}]"))
 	}
 	var list []struct{ Name, Template string }
 	if err := json.Unmarshal(orNull(data), &list); err != nil {
-		return fmt.Errorf("chat_template: %w", err)
+		return fmt.Errorf("%s: chat_template: %w", file, err)
 	}
 	for _, t := range list {
 		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{t.Name, t.Template})

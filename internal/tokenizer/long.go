@@ -14,6 +14,9 @@ import (
 // windows grow, in the end to the whole word.
 func (m *model) long(sc *scratch, dst []uint32, word []byte) []uint32 {
 	base, size := len(dst), window
+	if m.chars != nil && m.chars.delays {
+		size = len(word)
+	}
 	start, from := 0, 0 // of the window in sc.now, and its first symbol not yet in dst
 	end := m.window(sc, &sc.now, word, start, size)
 	for end < len(word) {

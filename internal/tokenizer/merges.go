@@ -74,12 +74,12 @@ type mergeReader struct {
 // parts, in order of rank.
 func readMerges(data []byte, v *vocab, byteLevel bool, each func(left, right uint32, a, b []byte)) (*merges, error) {
 	r := &mergeReader{scanner: scanner{data: data}, vocab: v, byteLevel: byteLevel}
-	m := newMerges(countMerges(data))
+	m := newMerges(min(countMerges(data), maxRank+1))
 	if err := r.expect('['); err != nil {
 		return nil, fmt.Errorf("model.merges: %w", err)
 	}
-	for first := true; ; first = false {
-		ok, err := r.more(first, ']')
+	for index := 0; ; index++ {
+		ok, err := r.more(index == 0, ']')
 		if err == nil && !ok {
 			return m, nil
 		}
@@ -87,7 +87,7 @@ func readMerges(data []byte, v *vocab, byteLevel bool, each func(left, right uin
 			err = r.next(m, each)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("model.merges[%d]: %w", r.rank, err)
+			return nil, fmt.Errorf("model.merges[%d]: %w", index, err)
 		}
 	}
 }

@@ -221,6 +221,7 @@ func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cut
 			return fmt.Errorf("model: unk_token %q is not in the vocabulary", *f.UnkToken)
 		}
 	}
+	c.delays = c.fallback && !c.allBytes && c.hasUnknown
 	m.merges, err = readMerges(merges, m.vocab, false, func(left, right uint32, a, b []byte) {
 		// A merge of a token that stands for other text than its own crosses borders
 		// that its characters do not show.

@@ -62,3 +62,59 @@ func TestDecode_GivesTheText(t *testing.T) {
 		t.Errorf("an unknown id: %q", got)
 	}
 }
+
+// What a character-level model makes of characters outside its vocabulary; the ids are Hugging
+// Face's.
+func TestEncode_UnknownCharacters(t *testing.T) {
+	const file = `{"added_tokens":[],"model":{"type":"BPE","unk_token":%s,"fuse_unk":%t,"byte_fallback":%t,
+"vocab":{"a":0,"b":1,"c":2,"ab":3,"<0x7A>":4},"merges":[["a","b"]]}}`
+	for _, c := range []struct {
+		unk            string
+		fuse, fallback bool
+		text           string
+		want           []uint32
+	}{
+		{`"c"`, true, false, "azzbzab", []uint32{0, 2, 1, 2, 3}},
+		{`"c"`, false, false, "azzbzab", []uint32{0, 2, 2, 1, 2, 3}},
+		{"null", false, false, "azzbzab", []uint32{3, 3}},     // dropped, and the neighbours merge
+		{`"c"`, true, true, "azyzb", []uint32{0, 4, 4, 2, 1}}, // the unknown token comes late
+		{`"c"`, true, true, "y" + strings.Repeat("z", 300) + "b", append(slices.Repeat([]uint32{4}, 300), 2, 1)},
+	} {
+		tok, err := Read(fmt.Appendf(nil, file, c.unk, c.fuse, c.fallback))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tok.Encode(nil, []byte(c.text)); !slices.Equal(got, c.want) {
+			t.Errorf("unk %s fuse %v fallback %v: Encode(%.20q) = %v, want %v", c.unk, c.fuse, c.fallback, c.text, got, c.want)
+		}
+	}
+}
+
+// The three prepend schemes of Metaspace, with and without a split at every space.
+func TestEncode_Metaspace(t *testing.T) {
+	const file = `{"added_tokens":[{"content":"<x>","special":true}],
+"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":%q,"split":%t},
+"model":{"type":"BPE","vocab":{"a":0,"b":1,"▁":2,"▁a":3,"▁▁":4},"merges":[["▁","a"],["▁","▁"]]}}`
+	for _, c := range []struct {
+		scheme string
+		split  bool
+		text   string
+		want   []uint32
+	}{
+		{"always", true, "a<x>a", []uint32{3, 5, 3}},
+		{"first", true, "a<x>a", []uint32{3, 5, 0}},
+		{"never", true, "a<x>a", []uint32{0, 5, 0}},
+		{"always", true, " a", []uint32{3}},
+		{"always", true, "▁a", []uint32{3}},
+		{"never", true, "b   a", []uint32{1, 2, 2, 3}},
+		{"never", false, "b   b", []uint32{1, 4, 2, 1}},
+	} {
+		tok, err := Read(fmt.Appendf(nil, file, c.scheme, c.split))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tok.Encode(nil, []byte(c.text)); !slices.Equal(got, c.want) {
+			t.Errorf("%s, split %v: Encode(%q) = %v, want %v", c.scheme, c.split, c.text, got, c.want)
+		}
+	}
+}

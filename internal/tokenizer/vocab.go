@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -95,7 +96,7 @@ func (v *vocab) is(id uint32, word []byte) bool {
 // readVocab reads the object of tokens and ids.
 func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 	entries := countStrings(data)
-	v := &vocab{seed: rand.Uint64(), slots: make([]uint64, tableSize(entries)), data: make([]byte, 0, len(data)/2)}
+	v := &vocab{seed: rand.Uint64(), slots: make([]uint64, tableSize(min(entries, maxID)))}
 	s := &scanner{data: data}
 	if err := s.expect('{'); err != nil {
 		return nil, fmt.Errorf("model.vocab: %w", err)
@@ -103,7 +104,11 @@ func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 	var text []byte
 	for first := true; ; first = false {
 		ok, err := s.more(first, '}')
+		if err == nil && v.count > maxID {
+			err = s.errorf("more than %d tokens are not supported", maxID)
+		}
 		if err == nil && !ok {
+			v.data = bytes.Clone(v.data)
 			return v, nil
 		}
 		var id uint32

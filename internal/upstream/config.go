@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,6 +49,8 @@ type WorkerConfig struct {
 	BlockSize      int `yaml:"block_size"`      // 0 learns it from the events
 
 	CA                 string `yaml:"ca"`                   // PEM file for an https worker with a private authority
+	Cert               string `yaml:"cert"`                 // PEM file with the certificate that an https worker asks of us
+	Key                string `yaml:"key"`                  // PEM file with its key
 	InsecureSkipVerify bool   `yaml:"insecure_skip_verify"` // accept any certificate (tests only)
 }
 
@@ -195,7 +198,13 @@ func (w *WorkerConfig) id() string {
 
 // tlsConfig returns the TLS side of the worker, nil for plain http.
 func (w *WorkerConfig) tlsConfig() (*tls.Config, error) {
+	if (w.Cert == "") != (w.Key == "") {
+		return nil, errors.New("cert and key go together")
+	}
 	if !strings.HasPrefix(strings.ToLower(w.URL), "https:") {
+		if w.Cert != "" {
+			return nil, errors.New("cert is set for a worker that is not https")
+		}
 		return nil, nil
 	}
 	base, err := parseBaseURL(w.URL)
@@ -214,7 +223,28 @@ func (w *WorkerConfig) tlsConfig() (*tls.Config, error) {
 			return nil, fmt.Errorf("ca: %s holds no PEM certificate", w.CA)
 		}
 	}
+	if w.Cert == "" {
+		return c, nil
+	}
+	first, err := tls.LoadX509KeyPair(w.Cert, w.Key)
+	if err != nil {
+		return nil, fmt.Errorf("cert and key: %w", err)
+	}
+	c.GetClientCertificate = clientCertificate(w.Cert, w.Key, first)
 	return c, nil
+}
+
+// clientCertificate reads the certificate at each handshake, so that one which was renewed
+// is used, and gives the last that could be read while the files change.
+func clientCertificate(cert, key string, first tls.Certificate) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	var last atomic.Pointer[tls.Certificate]
+	last.Store(&first)
+	return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if pair, err := tls.LoadX509KeyPair(cert, key); err == nil {
+			last.Store(&pair)
+		}
+		return last.Load(), nil
+	}
 }
 
 // baseURL is a worker's URL in parts.

@@ -81,7 +81,9 @@ type Response struct {
 	limit   string      // the limit that the read deadline stands for
 	timeout time.Duration
 	armed   time.Time // when the read deadline was set
-	broken  bool      // the connection may not be used again
+	// awaiting says that the time since armed counts: Await has waited for what Read gives.
+	awaiting bool
+	broken   bool // the connection may not be used again
 
 	flight  flight
 	counts  bool    // it is a generation whose outcome is not recorded yet
@@ -274,11 +276,12 @@ func (r *Response) Wait() error {
 // Read gives what has arrived of the body. Its error is io.EOF at the end that the framing
 // states, else an *Error.
 func (r *Response) Read(p []byte) (int, error) {
-	if r.limit == "idle_timeout" {
+	if r.limit == "idle_timeout" && !r.awaiting {
 		if now := time.Now(); now.Sub(r.armed) > r.timeout/idleArm {
 			r.arm(now)
 		}
 	}
+	r.awaiting = false
 	n, err := r.body.Read(p)
 	if n > 0 && r.limit != "idle_timeout" {
 		r.limit, r.timeout = "idle_timeout", r.w.f.cfg.Timeouts.Idle

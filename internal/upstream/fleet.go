@@ -98,6 +98,9 @@ func (f *Fleet) newWorker(cfg WorkerConfig, announced bool) (*Worker, error) {
 	return w, nil
 }
 
+// CheckWorkers returns the error that SetWorkers would.
+func (f *Fleet) CheckWorkers(workers []WorkerConfig) error { return validateWorkers(workers) }
+
 // SetWorkers replaces the configured workers. One whose entry did not change is left
 // alone; streams of a changed or removed one run to their end.
 func (f *Fleet) SetWorkers(workers []WorkerConfig) error {

@@ -20,6 +20,8 @@ def read_templates(folders):
             found[path.stem] = path.read_text()
         for path in sorted(folder.rglob("tokenizer_config.json")):
             template = json.loads(path.read_text()).get("chat_template")
+            if not template:
+                sys.exit(f"no chat_template in {path}")
             named = template if isinstance(template, list) else [{"name": "", "template": template}]
             for entry in named:
                 if entry["template"]:

@@ -10,7 +10,8 @@ data=${WARMROUTE_DATA:-$root/../shared/data}
 work=${WARMROUTE_JINJA_WORK:-${TMPDIR:-/tmp}/warmroute-jinja}
 random=${WARMROUTE_JINJA_RANDOM:-6000}
 seed=${WARMROUTE_JINJA_SEED:-1}
-models="qwen3 llama2 llama3 llama3_1 deepseek_v3 gemma3 gptoss gpt4o"
+# The packages whose tokenizer_config.json holds a chat template.
+models="qwen3 llama3 llama3_1 deepseek_v3 gemma3"
 
 [ -d "$data/chat-templates" ] || { echo "no $data/chat-templates: set WARMROUTE_DATA" >&2; exit 1; }
 mkdir -p "$work/models" "$work/cells"
