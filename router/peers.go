@@ -28,6 +28,7 @@ type exchange struct {
 	stamp uint64                       // of the last full state of any peer
 	peers map[string]map[uint64]*Lease // by proxy and its lease id
 	total int
+	freed bool    // KV room, since waiting requests were looked at
 	scale float64 // what own load stands for while peers cannot be heard; 0: itself
 }
 
@@ -200,6 +201,12 @@ func (r *Router) Book(peer string, bookings []kv.Booking, all bool) (refused int
 	if all {
 		r.forgetPeer(peer, stamp, now)
 	}
+	r.mu.Lock()
+	if r.mu.exchange.freed {
+		r.mu.exchange.freed = false
+		r.settleLocked(nil)
+	}
+	r.mu.Unlock()
 	r.sweep()
 	return refused
 }
@@ -307,6 +314,7 @@ func (r *Router) endPeerLocked(peer string, id uint64, l *Lease, now time.Time) 
 	k.peers.inflight--
 	delete(r.mu.exchange.peers[peer], id)
 	r.mu.exchange.total--
+	r.mu.exchange.freed = true
 	r.releaseLocked(k)
 }
 

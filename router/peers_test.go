@@ -257,3 +257,23 @@ func BenchmarkRoute_Shared(b *testing.B) {
 		}
 	}
 }
+
+// The requests of peers take KV room, and what they give back calls who waits for it.
+func TestPeers_TakeRoom(t *testing.T) {
+	l := newPool(t, Config{})
+	all := make([]kv.Booking, 9)
+	for i := range all {
+		all[i] = ofPeer(uint64(i)+1, 2000, true)
+	}
+	all[8].KV = 2001 // more than 0.9 of two workers of 10,000 tokens
+	l.router.Book("p", all, true)
+	l.ask("new", 10, Request{FirstTurn: true})
+	if l.leases["new"] != nil {
+		t.Fatal("a first turn finds room that peers have taken")
+	}
+	all[0].Phase = kv.PhaseDone
+	l.router.Book("p", all[:1], false)
+	if got := l.serve(); got != "new" {
+		t.Errorf("%q were served when a peer's request had ended", got)
+	}
+}
