@@ -90,12 +90,16 @@ func (s *Server) debugWorkers(w http.ResponseWriter, _ *http.Request) {
 		Routing  []router.WorkerStatus   `json:"routing"` // one a rank
 		Queue    router.QueueStatus      `json:"queue"`
 		Feeds    []events.FeedStatus     `json:"feeds"`
+		Peers    []events.PeerStatus     `json:"peers,omitempty"` // other proxies
 	}{
 		Version: s.cfg.Version, Workers: s.cfg.Fleet.Status(), Unjoined: s.cfg.Fleet.Unjoined(),
 		Routing: s.cfg.Router.Status(), Queue: s.cfg.Router.Queue(),
 	}
 	if s.cfg.Consumer != nil {
 		v.Feeds = s.cfg.Consumer.Status()
+	}
+	if s.cfg.Peers != nil {
+		v.Peers = s.cfg.Peers.Status()
 	}
 	sendJSON(w, http.StatusOK, v)
 }

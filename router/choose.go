@@ -127,7 +127,9 @@ func (r *Router) scoreLocked(q *query, w *row) {
 	in.maxSeqs = float64(spec.MaxNumSeqs)
 	in.itl, _ = m.itl.coefficients()
 	in.output, in.turns = q.output, q.turns
+	in.scaled(r.mu.exchange.scale)
 	if in.cap > 0 && in.held > 0 && in.held+in.own > 0.95*in.cap {
+		in.held = max(in.held-k.peers.held.both(&k.held), 0)
 		chain, unit := s.unit(k)
 		in.own -= k.held.shared(chain, unit)
 	}

@@ -48,7 +48,7 @@ type Candidate struct {
 	OverlapTokens int     `json:"overlap_tokens"`
 	OverlapFrom   string  `json:"overlap_from,omitempty"`
 	BacklogTokens int     `json:"backlog_tokens"`
-	Inflight      int     `json:"inflight"`
+	Inflight      int     `json:"inflight"` // of all proxies that are heard
 	KVTokens      int     `json:"kv_tokens"`
 	Rate          float64 `json:"prefill_tokens_per_second"`
 	Queue         float64 `json:"queue_seconds"`

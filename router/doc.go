@@ -29,6 +29,9 @@
 // by the time our prefill runs. R, the ITL fit, L, F and the age scale τ of E are
 // measured from leases; nothing is a weight that somebody has to set.
 //
+// What other proxies have booked (Book) stands in the same queues and counts in every
+// term and measure as own bookings do, but for max_inflight; Bookings tells them ours.
+//
 // Who cannot be served at once waits in Route, in a bounded queue with three classes of
 // priority, where the tenants of a class share what becomes free by tokens:
 //

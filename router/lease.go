@@ -74,6 +74,8 @@ type Lease struct {
 	kv     atomic.Int64
 	output atomic.Int64
 	gap    gap // Progress only
+
+	told told // guarded by Router.mu
 }
 
 // gap is one window of tokens between which nothing was prefilled.
@@ -188,6 +190,7 @@ func (l *Lease) Done(o Outcome) {
 		k.discountLocked(l)
 	}
 	l.phase = phaseDone
+	r.untellLocked(l)
 	stale := l.staleLocked(o)
 	learn := o.OK && !l.learned
 	l.learned = l.learned || learn

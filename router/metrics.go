@@ -171,10 +171,12 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	inflightDesc  = desc("inflight", "Requests in flight.", "worker", "rank")
-	runningDesc   = desc("running", "Requests past their first token.", "worker", "rank")
-	backlogDesc   = desc("backlog_tokens", "Booked prompt tokens that wait for their first token.", "worker", "rank")
-	kvDesc        = desc("kv_tokens", "KV tokens of requests in flight, shared prefixes once.", "worker", "rank")
+	peersDesc     = desc("peer_inflight", "Requests in flight that other proxies have booked.", "worker", "rank")
+	untoldDesc    = desc("booking_changes_dropped_total", "Changes of own bookings that waited too long to be told; the next full state tells them.")
+	inflightDesc  = desc("inflight", "Requests in flight of this proxy.", "worker", "rank")
+	runningDesc   = desc("running", "Requests of this proxy past their first token.", "worker", "rank")
+	backlogDesc   = desc("backlog_tokens", "Booked prompt tokens that wait for their first token, those of other proxies too.", "worker", "rank")
+	kvDesc        = desc("kv_tokens", "KV tokens of requests in flight, those of other proxies too, shared prefixes once.", "worker", "rank")
 	rateDesc      = desc("prefill_tokens_per_second", "Measured prefill rate R.", "worker", "rank")
 	usableDesc    = desc("usable", "1 where the worker is healthy, not draining and not ejected.", "worker", "rank")
 	itlDesc       = desc("itl_coefficient", "Coefficients of ITL = a + b*n + c*KV in seconds.", "model", "coefficient")
@@ -192,7 +194,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{inflightDesc, runningDesc, backlogDesc, kvDesc, rateDesc, usableDesc,
+	for _, d := range []*prometheus.Desc{inflightDesc, peersDesc, untoldDesc, runningDesc, backlogDesc, kvDesc, rateDesc, usableDesc,
 		itlDesc, interceptDesc, tauDesc, expectDesc, forgotDesc, talksDesc, talksGoneDesc, depthDesc, liveDesc, capacityDesc} {
 		ch <- d
 	}
@@ -210,6 +212,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		name, rank := s.Worker, strconv.Itoa(s.Rank)
 		gauge(inflightDesc, float64(s.Inflight), name, rank)
 		gauge(runningDesc, float64(s.Running), name, rank)
+		if s.Peers != nil {
+			gauge(peersDesc, float64(s.Peers.Inflight), name, rank)
+		}
 		gauge(backlogDesc, float64(s.BacklogTokens), name, rank)
 		gauge(kvDesc, float64(s.HeldTokens), name, rank)
 		gauge(rateDesc, s.Rate, name, rank)
@@ -225,6 +230,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(itlDesc, m.ITL.C, m.name, "c")
 		gauge(interceptDesc, m.intercept, m.name)
 	}
+	ch <- prometheus.MustNewConstMetric(untoldDesc, prometheus.CounterValue, float64(c.r.untold()))
 	entries, forgotten := c.r.expect.stats()
 	gauge(expectDesc, float64(entries))
 	ch <- prometheus.MustNewConstMetric(forgotDesc, prometheus.CounterValue, float64(forgotten))

@@ -58,6 +58,11 @@ type Config struct {
 	// OnStaleHits is called when a rank has reported fewer cached tokens than its
 	// events promised three times in a row: its index is wrong. No lock is held.
 	OnStaleHits func(kv.WorkerRank)
+
+	// OnBooking is called when Bookings has something to tell of that it had not
+	// before. The router's lock is held: it must only signal. nil: this proxy tells no
+	// peer of its bookings.
+	OnBooking func()
 }
 
 // Validate reports a mode that does not exist or a missing dependency.
@@ -145,6 +150,8 @@ type Router struct {
 		rents   rents
 		queue   queue
 		leaving []*rank // that nothing holds any more
+
+		exchange exchange
 	}
 }
 

@@ -25,16 +25,26 @@ type WorkerStatus struct {
 	CapacityTokens int        `json:"capacity_tokens,omitempty"`
 	MaxNumSeqs     int        `json:"max_num_seqs,omitempty"`
 	MaxInflight    int        `json:"max_inflight"`
-	Inflight       int        `json:"inflight"`
-	Running        int        `json:"running"` // of them past the first token
+	Inflight       int        `json:"inflight"` // of this proxy, as MaxInflight limits it
+	Running        int        `json:"running"`  // of them past the first token
 	BacklogTokens  int        `json:"backlog_tokens"`
-	KVTokens       int        `json:"kv_tokens"`   // of requests in flight, each in full
-	HeldTokens     int        `json:"held_tokens"` // the same, shared prefixes once
+	KVTokens       int        `json:"kv_tokens"`       // of requests in flight, each in full
+	HeldTokens     int        `json:"held_tokens"`     // the same, shared prefixes once
+	Peers          *PeerLoad  `json:"peers,omitempty"` // what others have booked there, if anything
 	HeldBlocks     HeldBlocks `json:"held_blocks"`
 	Rate           float64    `json:"prefill_tokens_per_second"` // R
 	RateSamples    int        `json:"prefill_rate_samples"`
 	ITL            ITLStatus  `json:"itl"`
 	Intercept      float64    `json:"ttft_intercept_seconds"` // a0
+}
+
+// PeerLoad is the load that other proxies have booked on a rank. Inflight and Running
+// of WorkerStatus are without it, the tokens there include it.
+type PeerLoad struct {
+	Inflight      int `json:"inflight"`
+	Running       int `json:"running"`
+	BacklogTokens int `json:"backlog_tokens"` // as booked: drained is only the whole
+	KVTokens      int `json:"kv_tokens"`
 }
 
 // HeldBlocks counts the blocks that events say the rank holds.
@@ -73,7 +83,8 @@ func (r *Router) Status() []WorkerStatus {
 				Coverage: k.feed.State, CoverageReason: k.feed.Reason,
 				BlockSize: k.blockSize(), CapacityTokens: w.spec.CapacityTokens, MaxNumSeqs: w.spec.MaxNumSeqs,
 				MaxInflight: w.maxInflight(r.cfg.MaxInflight),
-				Inflight:    k.inflight, Running: k.inflight - len(k.prefill),
+				Inflight:    k.inflight - k.peers.inflight, Running: k.inflight - k.peers.inflight - len(k.prefill) + k.peers.waiting,
+				Peers:         k.peerStatus(),
 				BacklogTokens: int(k.backlog(now, speed)), KVTokens: int(k.kvTokens.Load()), HeldTokens: int(k.heldTokens()),
 				Rate: speed, RateSamples: k.rate.samples,
 				ITL:       w.base.itlStatus(),

@@ -117,7 +117,9 @@ type rank struct {
 	warmFrom   time.Time // since when the oldest is the oldest
 	warmed     meter     // warm is not empty
 
-	held distinct // KV tokens of sequences in flight, shared prefixes once
+	peers peerLoad // what others have booked, a part of the load above and below
+
+	held distinct // KV tokens of our own sequences in flight, shared prefixes once
 
 	kvTokens  atomic.Int64 // KV tokens of sequences in flight, each in full
 	sequences atomic.Int64 // inflight, for Progress

@@ -17,15 +17,19 @@ import (
 
 // Config says what the cluster is and how it is driven.
 type Config struct {
-	Workers     int              // engines; default 8
-	Routers     int              // proxies, each with its own index and bookings; requests alternate between them; default 1
-	Mode        router.Mode      // default kv
-	Engine      sim.EngineConfig // default: the simulator's (linear, 400,000 tokens, 128 sequences)
-	EventDelay  time.Duration    // from the end of a step to the index; default 2 ms
-	ClientDelay time.Duration    // from the end of a turn to the send of the next, before think time; default 1 ms
-	Concurrency int              // closed-loop clients; 0 = open loop, each conversation at its Arrival
-	Stagger     time.Duration    // client i first sends at a random time in [0, Stagger); 0 = all at once
-	Seed        uint64           // of starts and of the router's random choices
+	Workers    int              // engines; default 8
+	Routers    int              // proxies, each with its own index and bookings; requests alternate between them; default 1
+	Mode       router.Mode      // default kv
+	Engine     sim.EngineConfig // default: the simulator's (linear, 400,000 tokens, 128 sequences)
+	EventDelay time.Duration    // from the end of a step to the index; default 2 ms
+	// BookingDelay is how long the proxies' bookings travel from one to another, beside
+	// their batching; 0 = no proxy sees another's bookings.
+	BookingDelay time.Duration
+	LoseBookings int           // every so many messages of bookings one is lost; 0 = none
+	ClientDelay  time.Duration // from the end of a turn to the send of the next, before think time; default 1 ms
+	Concurrency  int           // closed-loop clients; 0 = open loop, each conversation at its Arrival
+	Stagger      time.Duration // client i first sends at a random time in [0, Stagger); 0 = all at once
+	Seed         uint64        // of starts and of the router's random choices
 	// Admission makes requests wait in the router's queue for a slot and first turns for
 	// KV room. A conversation that is refused ends. Without it whoever comes is sent.
 	Admission bool
@@ -75,6 +79,8 @@ type cluster struct {
 	workers []*worker
 	byID    map[string]*worker
 	load    *loader
+	letters []letter // bookings between proxies on their way, oldest first
+	posted  int      // letters, with the lost ones
 	measure recorder
 	waiting []*request // in the queues of the routers, oldest first
 	err     error
@@ -131,6 +137,10 @@ func play(cfg Config, w Workload) (*cluster, error) {
 			c.endStep(c.workers[t.worker])
 		case timerFeed:
 			c.deliver(c.workers[t.worker])
+		case timerBookings, timerState:
+			c.tell(t.worker, t.kind == timerState)
+		case timerLetter:
+			c.hear()
 		}
 	}
 	if c.err == nil && c.load.open > 0 && c.cfg.Until == 0 {
@@ -166,10 +176,15 @@ func (c *cluster) build() {
 		if c.cfg.Admission {
 			queue = 0 // the default
 		}
-		p.router = router.New(router.Config{
+		rc := router.Config{
 			Mode: c.cfg.Mode, Index: p.index, Workers: p.numbers, Now: c.clock,
 			Seed: c.cfg.Seed<<8 + uint64(i) + 1, MaxQueue: queue, MaxQueueDelay: queueDelay,
-		})
+		}
+		if c.cfg.BookingDelay > 0 {
+			rc.OnBooking = func() { c.changed(i) }
+			c.timers.push(timer{kind: timerState, worker: i})
+		}
+		p.router = router.New(rc)
 		p.router.SetWorkers(specs)
 		for _, w := range c.workers {
 			p.numbers.Hold(w.rank)
