@@ -248,3 +248,20 @@ func TestModels_NilHasNone(t *testing.T) {
 		t.Error("a nil Models has something")
 	}
 }
+
+// TestLocal_ReasonsQuoteNothing: what a template raises may hold the prompt; the reason,
+// which people and logs see, does not.
+func TestLocal_ReasonsQuoteNothing(t *testing.T) {
+	b := localBuilder(t, Config{}, "qwen3")
+	m := changed(t, "qwen3", "{%- macro turn(role, body) -%}", "{{ raise_exception('no: ' ~ messages[0].content) }}{%- macro turn(role, body) -%}")
+	(*b.cfg.Models.list.Load())["qwen3"].use.Store(&usable{model: m, plain: true, tools: true})
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"CANARY"}]}`)
+	var req openai.Request
+	if err := openai.ParseRequest(openai.Chat, body, &req); err != nil {
+		t.Fatal(err)
+	}
+	p := b.Build(context.Background(), &req, body, nil, kv.Namespace{}, "qwen3")
+	if p.Source != kv.SourceText || !strings.Contains(p.Reason, "raises") || strings.Contains(p.Reason, "CANARY") {
+		t.Errorf("source %v: %q", p.Source, p.Reason)
+	}
+}
