@@ -63,6 +63,10 @@ fuzz: ## every fuzz target for FUZZ_TIME (30s)
 	  done; \
 	done
 
+.PHONY: chaos
+chaos: ## clients, links, workers and NATS misbehave a thousand times under 200 conversations (4 minutes)
+	WARMROUTE_CHAOS=1 $(GO) test -count=1 -timeout 5m -v -run '^TestChaos$$' ./internal/testcluster
+
 .PHONY: soak
 soak: ## the randomised tests at full size: events, routing under faults, warm-ups, the verdict (hours)
 	WARMROUTE_SOAK=1 $(GO) test -count=1 -timeout 4h -v -run 'Soak|Random|Differential|NATSAway|Kill|FC46|FC60|Leak' ./router/... ./internal/testcluster

@@ -111,6 +111,42 @@ func TestFC02_OneWorkerAlone(t *testing.T) {
 	r.stop()
 }
 
+// TestFC02_NoThirdAttempt: whichever connections they used, a request that kills its workers
+// is sent twice.
+func TestFC02_NoThirdAttempt(t *testing.T) {
+	script := func(c *call) bool {
+		if strings.Contains(string(c.body), "deadly") {
+			c.reset()
+			return false
+		}
+		return echo(c) // and keeps the connection
+	}
+	workers := []*worker{startWorker(t, script), startWorker(t, script), startWorker(t, script)}
+	r := newRig(t, setup{}, workers...)
+	sum := func() (n int32) {
+		for _, w := range workers {
+			n += w.calls.Load()
+		}
+		return n
+	}
+	for range 3 {
+		for _, w := range workers { // each gets an idle connection
+			eventually(t, "a request to each worker", func() bool {
+				before := w.calls.Load()
+				r.post("", plainBody)
+				return w.calls.Load() > before
+			})
+		}
+		before := sum()
+		resp, body := r.post("", strings.Replace(plainBody, "hello", "deadly", 1))
+		parseError(t, body)
+		if n := sum() - before; resp.StatusCode != 502 || n != 2 {
+			t.Errorf("status %d after %d attempts", resp.StatusCode, n)
+		}
+	}
+	r.stop()
+}
+
 func TestRetry_RefusedConnectAndAllBusy(t *testing.T) {
 	w := startWorker(t, func(c *call) bool {
 		c.json(503, "", `{"error":{"message":"queue full","type":"y"}}`)

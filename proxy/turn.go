@@ -53,6 +53,7 @@ type turn struct {
 	lease  *router.Lease
 	resp   *upstream.Response
 	cut    bool // usage was asked for by us: its frame is cut out
+	died   bool // a worker may have taken the request and died
 
 	warm    *prefill.Turn // nil where no warm-up comes before or after this turn
 	warmEnd prefill.End   // what warm is told at the end
@@ -293,9 +294,10 @@ func (t *turn) identify(body []byte, ns kv.Namespace) {
 }
 
 // send finds a worker that answers. Before the first byte of an answer another worker is
-// tried: after a failed connect, a 502, 503 or 504, and once after a worker that took the
+// tried: after a failed connect, a 502, 503 or 504, and after a worker that took the
 // request and died without a word; the latter two within the budget of retries. A worker
-// that left before it was asked is no attempt.
+// that left before it was asked is no attempt. A request that a worker may have taken
+// before it died is sent again once, be it to the same worker on a fresh connection.
 func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	s := t.s
 	ask := router.Request{
@@ -304,7 +306,6 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 		PinRank: pinnedRank(&rc.Request.Header), Priority: t.who.priority(t.req.Priority),
 	}
 	var failed error // of the last attempt
-	silent := 0      // workers that died without a word
 	s.budget.request(time.Now())
 	for attempt := 0; ; {
 		from := time.Now()
@@ -342,8 +343,8 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 			return nil
 		case errors.As(failed, &e) && e.Phase == upstream.PhaseConnect: // it cost no worker anything
 		case errors.As(failed, &e) && e.Phase == upstream.PhaseAnswer && e.Limit == "":
-			silent++
-			again = again && silent == 1 && s.withdraw()
+			again = again && !t.died && s.withdraw()
+			t.died = true
 		case errors.Is(failed, errWorkerLeft):
 			attempt--
 			again = t.ctx.Err() == nil
@@ -434,6 +435,7 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 		Authorization: authorization,
 		Generation:    true, Stream: t.req.Stream,
 		Predicted: time.Duration(t.lease.Decision().PredictedTTFT * float64(time.Second)),
+		Died:      &t.died,
 	})
 	if err != nil {
 		return err

@@ -38,7 +38,14 @@ type Request struct {
 	// expects the first.
 	Generation, Stream bool
 	Predicted          time.Duration
+
+	// Died, where set, is shared by the attempts at one generation: whether a worker may
+	// have taken the request before it died. Do sets it when it sends a request again, and
+	// where it is set asks on a fresh connection, once.
+	Died *bool
 }
+
+func (r *Request) died() bool { return r.Died != nil && *r.Died }
 
 // Phase says how far an exchange came before it failed.
 type Phase int
@@ -101,7 +108,7 @@ type Response struct {
 // second time only if its connection had been idle and died at once without one byte of an
 // answer. The caller closes the response.
 func (w *Worker) Do(ctx context.Context, req *Request) (*Response, error) {
-	for fresh := false; ; fresh = true {
+	for fresh := req.died(); ; fresh = true {
 		c, err := w.pool.get(ctx, fresh)
 		if err != nil {
 			return nil, w.connectError(ctx, req, err)
@@ -130,6 +137,9 @@ func (w *Worker) Do(ctx context.Context, req *Request) (*Response, error) {
 		}
 		if resend {
 			w.f.metrics.resent(w.id)
+			if req.Died != nil {
+				*req.Died = true
+			}
 			continue
 		}
 		phase := PhaseAnswer
