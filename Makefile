@@ -6,7 +6,7 @@ FUZZ_TIME ?= 30s
 WARMROUTE_DATA ?= ../shared/data
 STATICCHECK = $(GO) tool staticcheck
 # Packages in which goroutines share state: the ones that run under the race detector.
-CONCURRENT = ./bench ./prefill ./router/... ./internal/hub ./internal/jinja ./internal/kvwire ./internal/prompt ./internal/sim ./internal/tokenizer ./internal/upstream ./proxy ./internal/testcluster ./cmd/...
+CONCURRENT = ./bench ./prefill ./router/... ./internal/hub ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./cmd/...
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
 export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
@@ -51,6 +51,8 @@ vulncheck: ## known vulnerabilities in what we call (needs vuln.go.dev)
 .PHONY: race
 race: ## the concurrent packages under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $(CONCURRENT)
+	CGO_ENABLED=1 $(GO) test -race -short -run Concurren ./internal/jinja ./internal/tokenizer
+	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m -run 'Live|Chaos' ./internal/testcluster # the rest is one goroutine in virtual time
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZ_TIME (30s)

@@ -88,10 +88,18 @@ func (s *Server) debugWorkers(w http.ResponseWriter, _ *http.Request) {
 		Workers  []upstream.WorkerStatus `json:"workers"`
 		Unjoined []upstream.Unjoined     `json:"unjoined_feeds"`
 		Routing  []router.WorkerStatus   `json:"routing"` // one a rank
+		Queue    router.QueueStatus      `json:"queue"`
 		Feeds    []events.FeedStatus     `json:"feeds"`
-	}{Version: s.cfg.Version, Workers: s.cfg.Fleet.Status(), Unjoined: s.cfg.Fleet.Unjoined(), Routing: s.cfg.Router.Status()}
+		Peers    []events.PeerStatus     `json:"peers,omitempty"` // other proxies
+	}{
+		Version: s.cfg.Version, Workers: s.cfg.Fleet.Status(), Unjoined: s.cfg.Fleet.Unjoined(),
+		Routing: s.cfg.Router.Status(), Queue: s.cfg.Router.Queue(),
+	}
 	if s.cfg.Consumer != nil {
 		v.Feeds = s.cfg.Consumer.Status()
+	}
+	if s.cfg.Peers != nil {
+		v.Peers = s.cfg.Peers.Status()
 	}
 	sendJSON(w, http.StatusOK, v)
 }
@@ -148,7 +156,7 @@ func (s *Server) debugExplain(w http.ResponseWriter, r *http.Request) {
 	p := s.cfg.Prompt.Build(r.Context(), &req, body, s.cfg.Fleet.Tokenizer(req.Model, kind), ns, req.Model)
 	d, err := s.cfg.Router.Preview(&router.Request{
 		Model: req.Model, Prompt: p, MaxTokens: req.MaxTokens, OutputTokensHint: req.OutputTokensHint,
-		FirstTurn: req.FirstTurn, Stream: req.Stream, PinRank: -1,
+		FirstTurn: req.FirstTurn, Stream: req.Stream, PinRank: -1, Priority: req.Priority,
 	})
 	if err != nil {
 		sendFault(w, faultRoute(err, req.Model, s.modelNames(nil)))

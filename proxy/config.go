@@ -32,6 +32,7 @@ type Config struct {
 	Prefill *prefill.Prefiller // warms next turns; nil warms none
 
 	Consumer *events.Consumer // its feeds are shown; nil shows none
+	Peers    *events.Peers    // other proxies, which are shown; nil shows none
 	Bus      *events.Bus      // while it is down readiness says degraded; nil is never down
 
 	// Keys are the API keys of the front; none lets everybody in and passes the client's

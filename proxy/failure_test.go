@@ -319,7 +319,7 @@ func TestErrors_Saturated(t *testing.T) {
 		await(goOn)
 		return echo(c)
 	})
-	r := newRig(t, setup{router: router.Config{MaxInflight: 2}}, w)
+	r := newRig(t, setup{router: router.Config{MaxInflight: 2, MaxQueue: 1}}, w)
 	var busy []io.Closer
 	for range 2 {
 		c := r.dial()
@@ -327,11 +327,25 @@ func TestErrors_Saturated(t *testing.T) {
 		receive(t, started)
 		busy = append(busy, c)
 	}
+	// A client that waits in the queue and leaves makes room there.
+	left := r.dial()
+	_, _ = io.WriteString(left, request(pathChat, "", plainBody))
+	eventually(t, "it waits", func() bool { return r.cfg.Router.Queue().Waiting == 1 })
+	_ = left.Close()
+	eventually(t, "the queue is empty", func() bool { return r.cfg.Router.Queue().Waiting == 0 })
+	waits := r.dial()
+	_, _ = io.WriteString(waits, request(pathChat, "X-Warmroute-Explain: 1\r\n", strings.Replace(plainBody, "{", `{"priority":-1,`, 1)))
+	eventually(t, "it waits", func() bool { return r.cfg.Router.Queue().Classes["urgent"] == 1 })
 	resp, body := r.post("", plainBody)
 	if e := parseError(t, body); resp.StatusCode != 429 || e.Type != typeRateLimit || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("%d %v %q", resp.StatusCode, resp.Header, body)
 	}
 	close(goOn)
+	resp, _, err := readResponse(bufio.NewReader(waits))
+	if err != nil || resp.StatusCode != 200 || !strings.Contains(resp.Header.Get("Server-Timing"), ", queue;dur=") {
+		t.Fatalf("who waited got %v, %v", resp, err)
+	}
+	_ = waits.Close()
 	for _, c := range busy {
 		_, _ = readOne(c.(net.Conn))
 		_ = c.Close()

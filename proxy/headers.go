@@ -183,7 +183,13 @@ func explain(h *fasthttp.ResponseHeader, d *router.Decision, tokenize, route, up
 	h.Set("X-Warmroute-Overlap-Tokens", strconv.Itoa(d.OverlapTokens))
 	h.Set("X-Warmroute-Predicted-TTFT", strconv.FormatFloat(d.PredictedTTFT, 'f', 4, 64))
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 3, 64) }
-	h.Set("Server-Timing", "tokenize;dur="+ms(tokenize)+", route;dur="+ms(route)+", upstream;dur="+ms(upstream))
+	queue := ""
+	if d.Waited > 0 {
+		waited := time.Duration(d.Waited * float64(time.Second))
+		queue = ", queue;dur=" + ms(waited)
+		route -= min(waited, route)
+	}
+	h.Set("Server-Timing", "tokenize;dur="+ms(tokenize)+", route;dur="+ms(route)+queue+", upstream;dur="+ms(upstream))
 }
 
 // hasContentLength tells whether raw headers hold a Content-Length, which fasthttp forgets

@@ -303,7 +303,7 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	ask := router.Request{
 		Model: t.req.Model, Key: t.who.name(&rc.Request.Header), Prompt: t.prompt, MaxTokens: t.req.MaxTokens,
 		OutputTokensHint: t.req.OutputTokensHint, FirstTurn: t.req.FirstTurn, Stream: t.req.Stream,
-		PinRank: pinnedRank(&rc.Request.Header),
+		PinRank: pinnedRank(&rc.Request.Header), Priority: t.who.priority(t.req.Priority),
 	}
 	var failed error // of the last attempt
 	s.budget.request(time.Now())

@@ -20,11 +20,12 @@ const (
 func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	s := q.overlaps
 	w := &s.rows[d.chosen]
+	trial := false
 	l := &Lease{
-		r: r, rank: k, fit: k.worker.base.itl, decision: d,
+		r: r, rank: k, base: k.worker.base, decision: d,
 		scope:    scope{q.req.Key, q.req.Model},
 		sendRank: len(k.worker.ranks) > 1,
-		talk:     q.talk, returning: q.returning,
+		talk:     q.talk, returning: q.returning, shared: q.shared(w.tokens),
 		blockSize: k.blockSize(), exact: w.exact,
 		prompt: s.tokens, prefill: w.terms.prefill,
 		stream: q.req.Stream, warm: q.req.Speculative, alone: k.inflight+len(k.warm) == 0, booked: q.now,
@@ -44,28 +45,39 @@ func (r *Router) bookLocked(q *query, d *Decision, k *rank) *Lease {
 	if l.warm {
 		k.warmLocked(l, w.in.prompt-w.in.overlap, q.now)
 	} else {
+		trial = k.worker.breaker.Trial
 		k.worker.breaker.Trial = false // it is taken
 		k.countLocked(l)
-		k.settleBusyLocked(r, q.now)
-		k.busy.set(true, r.nanos(q.now))
-		if k.drainAt.Before(q.now) {
-			k.drainAt = q.now
-		}
-		k.drainAt = k.drainAt.Add(seconds(max(w.in.prompt-w.in.overlap, 0) / w.in.rate))
-		l.drained = k.drainAt
-		if len(k.prefill) == 0 {
-			k.headFrom = q.now
-		}
-		k.prefill = append(k.prefill, l)
-		k.expectLocked(l, w.in.prompt-w.in.overlap, q.now)
+		r.queueLocked(l, max(w.in.prompt-w.in.overlap, 0), w.in.rate, q.now)
 	}
+	r.tellLocked(l)
 	if len(l.ids) > 0 {
 		l.prediction, l.predicted = r.cfg.Index.Predicted().Add(k.num, l.ids), q.now
 		if next := q.now.Add(extendEvery); len(k.prefill)+len(k.warm) == 1 || next.Before(k.extendAt) {
 			k.extendAt = next
 		}
 	}
+	if trial {
+		r.settleLocked(k.worker) // the others' level is the lowest again
+	}
 	return l
+}
+
+// queueLocked puts l behind what waits for its first token on its rank.
+func (r *Router) queueLocked(l *Lease, uncached, rate float64, now time.Time) {
+	k := l.rank
+	k.settleBusyLocked(r, now)
+	k.busy.set(true, r.nanos(now))
+	if k.drainAt.Before(now) {
+		k.drainAt = now
+	}
+	k.drainAt = k.drainAt.Add(seconds(uncached / rate))
+	l.drained = k.drainAt
+	if len(k.prefill) == 0 {
+		k.headFrom = now
+	}
+	k.prefill = append(k.prefill, l)
+	k.expectLocked(l, uncached, now)
 }
 
 // countLocked counts l among the sequences in flight on k.
@@ -121,9 +133,9 @@ func (k *rank) backlog(now time.Time, rate float64) float64 {
 }
 
 // heldTokens returns the KV tokens of the sequences in flight, shared prompt blocks
-// counted once.
+// counted once among our own and once among those of peers.
 func (k *rank) heldTokens() float64 {
-	return max(k.held.tokens+float64(k.kvTokens.Load()-k.prompts), 0)
+	return max(k.held.tokens+float64(k.kvTokens.Load()-k.prompts)+k.peers.held.tokens, 0)
 }
 
 // refreshLocked brings the bookings of k up to now: a request that does not stream
@@ -174,6 +186,7 @@ func (r *Router) leavePrefillLocked(l *Lease, at time.Time, passed bool) {
 	k.prefill = slices.Delete(k.prefill, i, i+1)
 	k.booked -= l.uncached
 	l.phase = phaseDecode
+	r.movedLocked(l)
 	waiting, _ := k.waitingLocked(at)
 	k.busy.set(waiting > 0, r.nanos(at))
 	if !passed && l.stream {

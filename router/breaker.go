@@ -16,6 +16,7 @@ func (r *Router) SetBreaker(id string, b Breaker) {
 	defer r.mu.Unlock()
 	if w := r.mu.workers[id]; w != nil {
 		w.breaker = b
+		r.settleLocked(w)
 	}
 }
 
@@ -30,17 +31,17 @@ func (b *Breaker) level(req *Request) int {
 // levelLocked returns the lowest level among the workers that may be asked at all; a
 // worker that is full or was tried counts, so that a retry does not go where it must fail.
 // A warm-up goes to closed breakers only.
-func (q *query) levelLocked() int {
-	if q.req.Speculative {
+func (s *served) levelLocked(req *Request) int {
+	if req.Speculative {
 		return 0
 	}
 	lowest := -1
-	for _, k := range q.to.ranks {
+	for _, k := range s.ranks {
 		w := k.worker
-		if k.gone || !w.healthy || w.draining || !q.req.pinned(k) {
+		if k.gone || !w.healthy || w.draining || !req.pinned(k) {
 			continue
 		}
-		if l := w.breaker.level(q.req); lowest < 0 || l < lowest {
+		if l := w.breaker.level(req); lowest < 0 || l < lowest {
 			lowest = l
 		}
 	}

@@ -67,7 +67,7 @@ func (r *Router) scoreAllLocked(q *query) (usable, full int) {
 	for _, k := range q.to.ranks {
 		r.refreshLocked(k, q.now)
 	}
-	q.level = q.levelLocked()
+	q.level = q.to.levelLocked(q.req)
 	s.predict(r)
 	s.rows = s.rows[:0]
 	for _, k := range q.to.ranks {
@@ -102,7 +102,7 @@ func (r *Router) skipLocked(k *rank, q *query) (reason string, full bool) {
 		return "tried", false
 	case w.breaker.level(req) > q.level:
 		return "ejected", false
-	case w.inflight >= limit && !req.Speculative:
+	case w.inflight+w.called >= limit && !req.Speculative:
 		return "full", true
 	}
 	return "", false
@@ -127,7 +127,9 @@ func (r *Router) scoreLocked(q *query, w *row) {
 	in.maxSeqs = float64(spec.MaxNumSeqs)
 	in.itl, _ = m.itl.coefficients()
 	in.output, in.turns = q.output, q.turns
+	in.scaled(r.mu.exchange.scale)
 	if in.cap > 0 && in.held > 0 && in.held+in.own > 0.95*in.cap {
+		in.held = max(in.held-k.peers.held.both(&k.held), 0)
 		chain, unit := s.unit(k)
 		in.own -= k.held.shared(chain, unit)
 	}
@@ -297,10 +299,9 @@ func (r *Router) saturatedLocked(q *query) error {
 			continue
 		}
 		e.Limit = min(e.Limit, w.rank.worker.maxInflight(r.cfg.MaxInflight))
-		itl := w.in.itl.a + w.in.itl.b*w.in.n + w.in.itl.c*w.in.kv
-		soon = min(soon, w.in.output*itl/max(w.in.n, 1))
+		soon = min(soon, w.rank.turnover(w.in.output))
 	}
-	e.RetryAfter = time.Duration(min(max(math.Ceil(soon), 1), 30)) * time.Second
+	e.RetryAfter = retryAfter(soon)
 	return e
 }
 

@@ -36,13 +36,14 @@ type conversations struct {
 	mu    struct {
 		sync.Mutex
 		byEnd map[kv.SequenceHash]int32
-		slab  []conversation // [0] and [1] are the heads of the lists live and ended
+		slab  []conversation // begins with the heads of the lists
 		free  []int32
 		gaps  []float64 // ring of seconds
 		next  int
 		tau   float64
 
-		forgotten uint64 // entries dropped for room
+		closed    []conversation // ended, not reported
+		forgotten uint64         // entries dropped for room
 	}
 }
 
@@ -51,6 +52,8 @@ type conversation struct {
 	list       int32
 	talk
 	scope scope
+	idle  *idle // where its context counts while it is not over and not busy
+	busy  bool  // its next turn is in flight, or failed
 }
 
 // talk is what is known of a conversation when its next turn arrives.
@@ -59,19 +62,25 @@ type talk struct {
 	at        time.Time       // when its last turn ended
 	turns     int
 	prompt    float64       // tokens of its last prompt
+	output    float64       // tokens of the answer
+	shared    float64       // tokens of the prompt that are not its own
 	rank      kv.WorkerRank // where its last turn ran
 	ambiguous bool
 }
 
+// The lists that a conversation passes through, each with the oldest last: list i has
+// those that are idle for i to i+1 times τ, the last one those that are over.
 const (
-	listLive  = 0 // oldest last
-	listEnded = 1
+	listEnded = talkEnded
+	lists     = listEnded + 1
 )
 
 func newConversations(limit int) *conversations {
 	c := &conversations{limit: limit}
 	c.mu.byEnd = map[kv.SequenceHash]int32{}
-	c.mu.slab = []conversation{{prev: 0, next: 0}, {prev: 1, next: 1}}
+	for i := range int32(lists) {
+		c.mu.slab = append(c.mu.slab, conversation{prev: i, next: i})
+	}
 	c.mu.tau = startTau.Seconds()
 	return c
 }
@@ -142,7 +151,7 @@ func (c *conversations) gapLocked(gap float64) {
 }
 
 // ended remembers a finished turn in place of the one before it.
-func (c *conversations) ended(l *Lease, now time.Time, e *expectations) {
+func (c *conversations) ended(l *Lease, output int, now time.Time, e *expectations) {
 	end, ok := l.end()
 	if !ok {
 		return
@@ -159,7 +168,7 @@ func (c *conversations) ended(l *Lease, now time.Time, e *expectations) {
 			c.dropLocked(old)
 		}
 	}
-	t := talk{end: end, at: now, turns: turns, prompt: l.prompt, rank: l.rank.name}
+	t := talk{end: end, at: now, turns: turns, prompt: l.prompt, output: float64(max(output, 0)), shared: l.shared, rank: l.rank.name}
 	if i, ok := c.mu.byEnd[end]; ok {
 		v := &c.mu.slab[i]
 		t.ambiguous = v.ambiguous || !l.returning || l.talk.end != end
@@ -167,14 +176,14 @@ func (c *conversations) ended(l *Lease, now time.Time, e *expectations) {
 		c.dropLocked(i)
 	}
 	if len(c.mu.byEnd) >= c.limit {
-		oldest := c.mu.slab[listEnded].prev
-		if oldest == listEnded {
-			oldest = c.mu.slab[listLive].prev
+		list := int32(listEnded)
+		for c.mu.slab[list].prev == list {
+			list--
 		}
-		c.dropLocked(oldest)
+		c.dropLocked(c.mu.slab[list].prev)
 		c.mu.forgotten++
 	}
-	c.insertLocked(conversation{list: listLive, talk: t, scope: l.scope})
+	c.insertLocked(conversation{talk: t, scope: l.scope, idle: &l.base.idle})
 	c.mu.Unlock()
 	for _, v := range closed {
 		e.observeTurns(v.scope, v.turns)
@@ -195,27 +204,46 @@ func (l *Lease) end() (kv.SequenceHash, bool) {
 	return 0, false
 }
 
-// expireLocked moves conversations that have ended to the ended list and returns
-// them, and forgets those whose life is over.
+// expireLocked moves conversations on to the list of their age and returns those that
+// have ended, and forgets those whose life is over.
 func (c *conversations) expireLocked(now time.Time) (closed []conversation) {
-	idle := seconds(talkEnded * c.mu.tau)
-	for i := c.mu.slab[listLive].prev; i != listLive; i = c.mu.slab[listLive].prev {
-		v := c.mu.slab[i]
-		if now.Sub(v.at) < idle {
-			break
-		}
-		c.dropLocked(i)
-		v.list = listEnded
-		c.insertLocked(v)
-		closed = append(closed, v)
-	}
-	for i := c.mu.slab[listEnded].prev; i != listEnded; i = c.mu.slab[listEnded].prev {
-		if now.Sub(c.mu.slab[i].at) < talkLife {
-			break
-		}
-		c.dropLocked(i)
-	}
+	c.lapseLocked(now)
+	closed, c.mu.closed = c.mu.closed, nil
 	return closed
+}
+
+// idleLocked returns how long a conversation of a list may be idle.
+func (c *conversations) idleLocked(list int32) time.Duration {
+	if list == listEnded {
+		return talkLife
+	}
+	return seconds(float64(list+1) * c.mu.tau)
+}
+
+// lapseLocked moves conversations on to the list of their age. Those that have ended
+// wait in closed.
+func (c *conversations) lapseLocked(now time.Time) {
+	for list := range int32(lists) {
+		limit := c.idleLocked(list)
+		for i := c.mu.slab[list].prev; i != list; i = c.mu.slab[list].prev {
+			v := c.mu.slab[i]
+			if now.Sub(v.at) < limit {
+				break
+			}
+			c.dropLocked(i)
+			if list == listEnded {
+				continue
+			}
+			if !v.busy {
+				v.idle.settle(list, v.own(), false)
+			}
+			v.list++
+			c.insertLocked(v)
+			if v.list == listEnded {
+				c.mu.closed = append(c.mu.closed, v)
+			}
+		}
+	}
 }
 
 func (c *conversations) insertLocked(v conversation) {
@@ -232,10 +260,16 @@ func (c *conversations) insertLocked(v conversation) {
 	c.mu.slab[v.next].prev = i
 	c.mu.slab[head].next = i
 	c.mu.byEnd[v.end] = i
+	if v.list < listEnded && !v.busy {
+		v.idle[v.list].tokens += v.own()
+	}
 }
 
 func (c *conversations) dropLocked(i int32) {
 	v := &c.mu.slab[i]
+	if v.list < listEnded && !v.busy {
+		v.idle[v.list].tokens -= v.own()
+	}
 	c.mu.slab[v.prev].next = v.next
 	c.mu.slab[v.next].prev = v.prev
 	delete(c.mu.byEnd, v.end)

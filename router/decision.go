@@ -21,7 +21,9 @@ type Decision struct {
 	SourceReason string    `json:"prompt_source_reason,omitempty"` // why the source is not better
 	PromptTokens int       `json:"prompt_tokens"`
 	FirstTurn    bool      `json:"first_turn"`
-	Speculative  bool      `json:"speculative,omitempty"` // a warm-up, not a request
+	Waited       float64   `json:"waited_seconds,omitempty"` // in the queue
+	Waits        bool      `json:"waits,omitempty"`          // of a Preview: a first turn would wait for KV room
+	Speculative  bool      `json:"speculative,omitempty"`    // a warm-up, not a request
 
 	ExpectedOutputTokens float64 `json:"expected_output_tokens"` // L
 	ExpectedTurns        float64 `json:"expected_turns"`         // F
@@ -46,7 +48,7 @@ type Candidate struct {
 	OverlapTokens int     `json:"overlap_tokens"`
 	OverlapFrom   string  `json:"overlap_from,omitempty"`
 	BacklogTokens int     `json:"backlog_tokens"`
-	Inflight      int     `json:"inflight"`
+	Inflight      int     `json:"inflight"` // of all proxies that are heard
 	KVTokens      int     `json:"kv_tokens"`
 	Rate          float64 `json:"prefill_tokens_per_second"`
 	Queue         float64 `json:"queue_seconds"`
@@ -102,6 +104,12 @@ func (d *Decision) Explain() string {
 	fmt.Fprintf(&b, ", expects %.0f tokens", d.ExpectedOutputTokens)
 	if d.FirstTurn {
 		fmt.Fprintf(&b, " x %.3g turns", d.ExpectedTurns)
+	}
+	if d.Waited > 0 {
+		fmt.Fprintf(&b, ", waited %.3f s", d.Waited)
+	}
+	if d.Waits {
+		b.WriteString(", waits for room in the KV caches")
 	}
 	b.WriteByte('\n')
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

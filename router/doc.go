@@ -29,10 +29,23 @@
 // by the time our prefill runs. R, the ITL fit, L, F and the age scale τ of E are
 // measured from leases; nothing is a weight that somebody has to set.
 //
+// What other proxies have booked (Book) stands in the same queues and counts in every
+// term and measure as own bookings do, but for max_inflight; Bookings tells them ours.
+//
+// Who cannot be served at once waits in Route, in a bounded queue with three classes of
+// priority, where the tenants of a class share what becomes free by tokens:
+//
+//	no slot    every candidate is at its limit of requests in flight
+//	no room    a first turn, while live contexts exceed 0.9 of the pool's KV capacity and
+//	           the engines have no time to compute evicted ones again; later turns pass
+//
+// Live are the contexts of requests in flight and those of conversations that are expected
+// back. What becomes free calls one waiter and is kept for it until it has chosen.
+//
 // Contract: a request is booked under the lock that chose its worker, so a burst
 // never herds; the booking ends in Done, on every path, exactly once. No booking is
 // reaped by time. Overlap is counted in whole blocks and turned to tokens by the
 // worker's own block size. Route never waits for the event feed.
 //
-// The package starts no goroutine and knows no HTTP, no NATS and no OpenAI type.
+// The package starts no goroutine, but for a timer while first turns wait, and knows no HTTP, no NATS and no OpenAI type.
 package router

@@ -34,7 +34,7 @@ type Outcome struct {
 type Lease struct {
 	r        *Router
 	rank     *rank
-	fit      *itlFit
+	base     *model
 	decision *Decision
 	scope    scope
 	sendRank bool
@@ -50,6 +50,7 @@ type Lease struct {
 	byText    bool // the conversation is known by its text
 	talk      talk
 	returning bool
+	shared    float64 // tokens of its prompt that are not its own
 
 	prompt   float64   // tokens
 	uncached float64   // tokens booked as backlog
@@ -73,6 +74,8 @@ type Lease struct {
 	kv     atomic.Int64
 	output atomic.Int64
 	gap    gap // Progress only
+
+	told told // guarded by Router.mu
 }
 
 // gap is one window of tokens between which nothing was prefilled.
@@ -162,7 +165,7 @@ func (l *Lease) Progress(tokens int) {
 	if g.tokens += tokens; g.tokens < itlWindow {
 		return
 	}
-	l.fit.observe(float64(now-g.from)/1e9/float64(g.tokens), (g.n+n)/2, (g.kv+kv)/2)
+	l.base.itl.observe(float64(now-g.from)/1e9/float64(g.tokens), (g.n+n)/2, (g.kv+kv)/2)
 	*g = gap{open: true, from: now, n: n, kv: kv}
 }
 
@@ -187,6 +190,7 @@ func (l *Lease) Done(o Outcome) {
 		k.discountLocked(l)
 	}
 	l.phase = phaseDone
+	r.untellLocked(l)
 	stale := l.staleLocked(o)
 	learn := o.OK && !l.learned
 	l.learned = l.learned || learn
@@ -207,7 +211,7 @@ func (l *Lease) Done(o Outcome) {
 	}
 	if o.OK && !l.warm {
 		r.expect.observeOutput(l.scope, output)
-		r.talks.ended(l, now, r.expect)
+		r.talks.ended(l, output, now, r.expect)
 	}
 	if !l.warm {
 		r.metrics.done(l, o)
@@ -224,6 +228,7 @@ func (l *Lease) Done(o Outcome) {
 func (r *Router) release(k *rank) {
 	r.mu.Lock()
 	r.releaseLocked(k)
+	r.settleLocked(k.worker)
 	last := k.holds == 0
 	r.mu.Unlock()
 	if last {

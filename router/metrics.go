@@ -27,6 +27,9 @@ type metrics struct {
 	overlapError      prometheus.Histogram
 	reuseLost         *prometheus.CounterVec
 	staleHits         prometheus.Counter
+
+	wait     *prometheus.HistogramVec
+	rejected *prometheus.CounterVec
 }
 
 func newMetrics(r *Router, reg prometheus.Registerer) *metrics {
@@ -71,16 +74,30 @@ func newMetrics(r *Router, reg prometheus.Registerer) *metrics {
 			"Prompt tokens of later turns that were computed before and are again: evicted there, moved to another worker, or of a conversation never seen by this proxy."), []string{"reason"}),
 		staleHits: prometheus.NewCounter(counter("stale_hits_total",
 			"Times a worker reported fewer cached tokens than its events promised three times in a row.")),
+		wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "warmroute", Subsystem: "queue", Name: "wait_seconds",
+			Help:    "Time that routed requests waited in the queue, by class; those that did not wait are not counted.",
+			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"class"}),
+		rejected: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "warmroute", Subsystem: "queue", Name: "rejected_total",
+			Help: "Requests that the queue refused: full (max_queue), or past max_queue_delay without a slot (slots) or without room for a new conversation (kv).",
+		}, []string{"reason"}),
 	}
 	if reg != nil {
 		reg.MustRegister(m.decisions, m.refusals, m.predictedTTFT, m.actualTTFT, m.errorTTFT,
 			m.promptTokens, m.predictedCached, m.overlapBlocks, m.reportedPrompt, m.reportedCached,
-			m.reportedPredicted, m.overlapError, m.reuseLost, m.staleHits, &collector{r})
+			m.reportedPredicted, m.overlapError, m.reuseLost, m.staleHits, m.wait, m.rejected, &collector{r})
 	}
 	return m
 }
 
 func (m *metrics) refuse(reason string) { m.refusals.WithLabelValues(reason).Inc() }
+
+// waited counts a request that came through the queue.
+func (m *metrics) waited(c class, seconds float64) {
+	m.wait.WithLabelValues(classNames[c]).Observe(seconds)
+}
 
 func (m *metrics) staleHit() { m.staleHits.Inc() }
 
@@ -154,10 +171,12 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	inflightDesc  = desc("inflight", "Requests in flight.", "worker", "rank")
-	runningDesc   = desc("running", "Requests past their first token.", "worker", "rank")
-	backlogDesc   = desc("backlog_tokens", "Booked prompt tokens that wait for their first token.", "worker", "rank")
-	kvDesc        = desc("kv_tokens", "KV tokens of requests in flight, shared prefixes once.", "worker", "rank")
+	peersDesc     = desc("peer_inflight", "Requests in flight that other proxies have booked.", "worker", "rank")
+	untoldDesc    = desc("booking_changes_dropped_total", "Changes of own bookings that waited too long to be told; the next full state tells them.")
+	inflightDesc  = desc("inflight", "Requests in flight of this proxy.", "worker", "rank")
+	runningDesc   = desc("running", "Requests of this proxy past their first token.", "worker", "rank")
+	backlogDesc   = desc("backlog_tokens", "Booked prompt tokens that wait for their first token, those of other proxies too.", "worker", "rank")
+	kvDesc        = desc("kv_tokens", "KV tokens of requests in flight, those of other proxies too, shared prefixes once.", "worker", "rank")
 	rateDesc      = desc("prefill_tokens_per_second", "Measured prefill rate R.", "worker", "rank")
 	usableDesc    = desc("usable", "1 where the worker is healthy, not draining and not ejected.", "worker", "rank")
 	itlDesc       = desc("itl_coefficient", "Coefficients of ITL = a + b*n + c*KV in seconds.", "model", "coefficient")
@@ -167,12 +186,16 @@ var (
 	forgotDesc    = desc("expectations_forgotten_total", "Learned pairs dropped for room.")
 	talksDesc     = desc("conversations", "Conversations remembered.")
 	talksGoneDesc = desc("conversations_forgotten_total", "Conversations dropped for room.")
+
+	depthDesc    = prometheus.NewDesc("warmroute_queue_depth", "Requests that wait for a worker.", []string{"class"}, nil)
+	liveDesc     = desc("live_kv_tokens", "KV tokens of requests in flight and of conversations that are expected back.", "model")
+	capacityDesc = desc("kv_capacity_tokens", "KV tokens that fit in the usable workers; absent where one does not tell.", "model")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{inflightDesc, runningDesc, backlogDesc, kvDesc, rateDesc, usableDesc,
-		itlDesc, interceptDesc, tauDesc, expectDesc, forgotDesc, talksDesc, talksGoneDesc} {
+	for _, d := range []*prometheus.Desc{inflightDesc, peersDesc, untoldDesc, runningDesc, backlogDesc, kvDesc, rateDesc, usableDesc,
+		itlDesc, interceptDesc, tauDesc, expectDesc, forgotDesc, talksDesc, talksGoneDesc, depthDesc, liveDesc, capacityDesc} {
 		ch <- d
 	}
 }
@@ -189,6 +212,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		name, rank := s.Worker, strconv.Itoa(s.Rank)
 		gauge(inflightDesc, float64(s.Inflight), name, rank)
 		gauge(runningDesc, float64(s.Running), name, rank)
+		if s.Peers != nil {
+			gauge(peersDesc, float64(s.Peers.Inflight), name, rank)
+		}
 		gauge(backlogDesc, float64(s.BacklogTokens), name, rank)
 		gauge(kvDesc, float64(s.HeldTokens), name, rank)
 		gauge(rateDesc, s.Rate, name, rank)
@@ -204,6 +230,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(itlDesc, m.ITL.C, m.name, "c")
 		gauge(interceptDesc, m.intercept, m.name)
 	}
+	ch <- prometheus.MustNewConstMetric(untoldDesc, prometheus.CounterValue, float64(c.r.untold()))
 	entries, forgotten := c.r.expect.stats()
 	gauge(expectDesc, float64(entries))
 	ch <- prometheus.MustNewConstMetric(forgotDesc, prometheus.CounterValue, float64(forgotten))
@@ -211,4 +238,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(talksDesc, float64(talks))
 	gauge(tauDesc, tau)
 	ch <- prometheus.MustNewConstMetric(talksGoneDesc, prometheus.CounterValue, float64(gone))
+	q := c.r.Queue()
+	for i, name := range classNames {
+		gauge(depthDesc, float64(q.depth[i]), name)
+	}
+	for _, p := range q.Pools {
+		gauge(liveDesc, float64(p.LiveTokens), p.Model)
+		gauge(capacityDesc, float64(p.CapacityTokens), p.Model)
+	}
 }

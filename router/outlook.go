@@ -94,6 +94,7 @@ func (r *Router) Preview(req *Request) (*Decision, error) {
 	}
 	d := q.decide(r, best, reason)
 	d.ID, d.Mode = "", ModeKV
+	d.Waits = r.cfg.MaxQueue >= 0 && q.needsRoom() && r.crowdedLocked(q.to, q.now)
 	return d, nil
 }
 

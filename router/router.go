@@ -29,16 +29,18 @@ const (
 )
 
 const (
-	defaultMaxInflight = 1024
-	maxModels          = 64   // measured models kept beyond those served
-	maxWaitingFeeds    = 4096 // feeds told of ranks that are not in the fleet yet
-	maxDecisions       = 256  // decisions kept for people
+	defaultMaxInflight   = 1024
+	defaultMaxQueue      = 4096
+	defaultMaxQueueDelay = 10 * time.Second
+	maxModels            = 64   // measured models kept beyond those served
+	maxWaitingFeeds      = 4096 // feeds told of ranks that are not in the fleet yet
+	maxDecisions         = 256  // decisions kept for people
 )
 
 // Config says how a Router works. Zero values mean the defaults.
 type Config struct {
 	Mode        Mode        // ModeKV by default
-	MaxInflight int         // requests in flight per worker, 1024; more are refused
+	MaxInflight int         // requests in flight per worker, 1024; more wait
 	Index       *index.Set  // who holds which prefix; required
 	Workers     *kv.Workers // the numbers of worker ranks, shared with the feed; required
 	Seed        uint64      // of random choices; 0: random
@@ -46,9 +48,21 @@ type Config struct {
 	Registerer  prometheus.Registerer // nil: metrics are not registered
 	Logger      *slog.Logger          // decisions at level debug; nil: none
 
+	// MaxQueue bounds the requests that wait for a slot, or first turns for KV room,
+	// 4096. More are refused, the tenant first that has most waiting. Negative: nobody
+	// waits, and first turns need no room.
+	MaxQueue int
+	// MaxQueueDelay bounds how long a request waits, 10 s; then it is refused.
+	MaxQueueDelay time.Duration
+
 	// OnStaleHits is called when a rank has reported fewer cached tokens than its
 	// events promised three times in a row: its index is wrong. No lock is held.
 	OnStaleHits func(kv.WorkerRank)
+
+	// OnBooking is called when Bookings has something to tell of that it had not
+	// before. The router's lock is held: it must only signal. nil: this proxy tells no
+	// peer of its bookings.
+	OnBooking func()
 }
 
 // Validate reports a mode that does not exist or a missing dependency.
@@ -60,6 +74,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MaxInflight < 0 {
 		return fmt.Errorf("max_inflight %d is negative; 0 means %d", c.MaxInflight, defaultMaxInflight)
+	}
+	if c.MaxQueueDelay < 0 {
+		return fmt.Errorf("max_queue_delay %v is negative; 0 means %v", c.MaxQueueDelay, defaultMaxQueueDelay)
 	}
 	if c.Index == nil || c.Workers == nil {
 		return errors.New("router needs an index and worker numbers")
@@ -76,6 +93,7 @@ type Request struct {
 	MaxTokens        int        // ≤ 0: not given
 	OutputTokensHint int        // ≤ 0: not given
 	FirstTurn        bool       // no assistant message yet
+	Priority         int        // less is more urgent where requests wait: below 0, 0, above 0
 	Stream           bool       // the first token will be seen
 	PinWorker        string     // "": any
 	PinRank          int        // −1: any
@@ -95,13 +113,19 @@ var (
 	ErrNoWorkers = errors.New("no usable worker")
 )
 
-// SaturatedError says that every candidate is at its limit of requests in flight.
+// SaturatedError says that every candidate is at its limit of requests in flight, or
+// that the queue had no place or no turn for the request.
 type SaturatedError struct {
-	Limit      int           // the smallest limit among them
+	Limit      int           // the smallest limit among them; 0: not what stood in the way
 	RetryAfter time.Duration // until about one request will have ended; whole seconds
+
+	why string // "": the limit
 }
 
 func (e *SaturatedError) Error() string {
+	if e.why != "" {
+		return fmt.Sprintf("%s; retry in %v", e.why, e.RetryAfter)
+	}
 	return fmt.Sprintf("every worker is at its limit of requests in flight (max_inflight %d); retry in %v", e.Limit, e.RetryAfter)
 }
 
@@ -124,7 +148,10 @@ type Router struct {
 		nextID  uint64
 		recent  [maxDecisions]*Decision
 		rents   rents
+		queue   queue
 		leaving []*rank // that nothing holds any more
+
+		exchange exchange
 	}
 }
 
@@ -139,6 +166,12 @@ func New(cfg Config) *Router {
 	if cfg.MaxInflight == 0 {
 		cfg.MaxInflight = defaultMaxInflight
 	}
+	if cfg.MaxQueue == 0 {
+		cfg.MaxQueue = defaultMaxQueue
+	}
+	if cfg.MaxQueueDelay == 0 {
+		cfg.MaxQueueDelay = defaultMaxQueueDelay
+	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -149,6 +182,7 @@ func New(cfg Config) *Router {
 	r.mu.workers = map[string]*worker{}
 	r.mu.models = map[string]*model{}
 	r.mu.feeds = map[kv.WorkerRank]Feed{}
+	r.mu.queue.lanes = map[string]*lane{}
 	r.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15))
 	r.scratch.New = func() any { return new(scratch) }
 	r.expect = newExpectations(maxExpectations)
@@ -162,31 +196,35 @@ func New(cfg Config) *Router {
 func (r *Router) nanos(t time.Time) int64 { return int64(t.Sub(r.epoch)) }
 
 // Route chooses a worker and books the request on it. Whoever gets the lease calls
-// its Done.
+// its Done. Where no worker has a slot free, or the request begins a conversation and live
+// ones fill the KV caches, it waits for its turn, at most for MaxQueueDelay.
 func (r *Router) Route(ctx context.Context, req *Request) (*Lease, error) {
+	l, v, err := r.Enter(ctx, req)
+	if v != nil {
+		return v.wait(ctx)
+	}
+	return l, err
+}
+
+// place routes req or gives it a place in the queue. v is the place that it has had.
+func (r *Router) place(ctx context.Context, req *Request, v *Waiter) (*Lease, *Waiter, error) {
 	for {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		f := r.fleet.Load()
-		l, err := r.route(ctx, f, req)
-		if err == nil {
-			return l, nil
-		}
-		if errors.Is(err, ErrNoWorkers) && r.fleet.Load() != f {
+		l, waits, err := r.route(ctx, f, req, v)
+		if err != nil && errors.Is(err, ErrNoWorkers) && r.fleet.Load() != f {
 			continue // the fleet changed meanwhile
 		}
-		if !req.Speculative {
-			r.metrics.refuse(refusal(err))
-		}
-		return nil, err
+		return l, waits, err
 	}
 }
 
-func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, error) {
+func (r *Router) route(ctx context.Context, f *fleet, req *Request, v *Waiter) (*Lease, *Waiter, error) {
 	to, err := f.serving(req.Model)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s := r.scratch.Get().(*scratch)
 	defer r.scratch.Put(s)
@@ -194,14 +232,40 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, err
 	q := r.query(s, to, req)
 
 	r.mu.Lock()
+	var kept *worker
+	if v != nil {
+		kept = v.slot
+	}
+	if waits, err := r.admitLocked(&q, v); waits != nil || err != nil {
+		r.settleNewLocked(f)
+		r.mu.Unlock()
+		return nil, waits, err
+	}
 	d, chosen, err := r.chooseLocked(&q)
 	if err != nil {
+		var waits *Waiter
+		if full, ok := err.(*SaturatedError); ok {
+			waits, err = r.fullLocked(&q, v, full)
+			r.settleNewLocked(f)
+		}
 		r.mu.Unlock()
-		return nil, err
+		return nil, waits, err
+	}
+	if v != nil {
+		d.Waited = q.now.Sub(v.since).Seconds()
 	}
 	l := r.bookLocked(&q, d, chosen)
+	if kept != nil && kept != chosen.worker {
+		r.settleLocked(kept) // the place there is free
+	}
 	r.mu.Unlock()
 
+	if v != nil {
+		r.metrics.waited(v.class, d.Waited)
+	}
+	if q.returning {
+		r.talks.returned(q.talk.end)
+	}
 	if l.exact > 0 {
 		r.cfg.Index.Exact(l.blockSize).Touch(chosen.num, l.chain[:l.exact])
 	}
@@ -211,7 +275,7 @@ func (r *Router) route(ctx context.Context, f *fleet, req *Request) (*Lease, err
 	if r.cfg.Logger != nil && r.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
 		r.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "routed", slog.String("decision", d.ID), slog.String("table", d.Explain()))
 	}
-	return l, nil
+	return l, nil, nil
 }
 
 // serving returns who serves a model.

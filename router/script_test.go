@@ -36,6 +36,9 @@ func newWorld(t testing.TB, cfg Config) *world {
 	if cfg.Seed == 0 {
 		cfg.Seed = 1
 	}
+	if cfg.MaxQueue == 0 {
+		cfg.MaxQueue = -1 // who waits in Route waits for a clock that stands
+	}
 	cfg.OnStaleHits = func(k kv.WorkerRank) { w.stale = append(w.stale, k.String()) }
 	w.router = New(cfg)
 	return w

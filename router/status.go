@@ -25,16 +25,26 @@ type WorkerStatus struct {
 	CapacityTokens int        `json:"capacity_tokens,omitempty"`
 	MaxNumSeqs     int        `json:"max_num_seqs,omitempty"`
 	MaxInflight    int        `json:"max_inflight"`
-	Inflight       int        `json:"inflight"`
-	Running        int        `json:"running"` // of them past the first token
+	Inflight       int        `json:"inflight"` // of this proxy, as MaxInflight limits it
+	Running        int        `json:"running"`  // of them past the first token
 	BacklogTokens  int        `json:"backlog_tokens"`
-	KVTokens       int        `json:"kv_tokens"`   // of requests in flight, each in full
-	HeldTokens     int        `json:"held_tokens"` // the same, shared prefixes once
+	KVTokens       int        `json:"kv_tokens"`       // of requests in flight, each in full
+	HeldTokens     int        `json:"held_tokens"`     // the same, shared prefixes once
+	Peers          *PeerLoad  `json:"peers,omitempty"` // what others have booked there, if anything
 	HeldBlocks     HeldBlocks `json:"held_blocks"`
 	Rate           float64    `json:"prefill_tokens_per_second"` // R
 	RateSamples    int        `json:"prefill_rate_samples"`
 	ITL            ITLStatus  `json:"itl"`
 	Intercept      float64    `json:"ttft_intercept_seconds"` // a0
+}
+
+// PeerLoad is the load that other proxies have booked on a rank. Inflight and Running
+// of WorkerStatus are without it, the tokens there include it.
+type PeerLoad struct {
+	Inflight      int `json:"inflight"`
+	Running       int `json:"running"`
+	BacklogTokens int `json:"backlog_tokens"` // as booked: drained is only the whole
+	KVTokens      int `json:"kv_tokens"`
 }
 
 // HeldBlocks counts the blocks that events say the rank holds.
@@ -73,7 +83,8 @@ func (r *Router) Status() []WorkerStatus {
 				Coverage: k.feed.State, CoverageReason: k.feed.Reason,
 				BlockSize: k.blockSize(), CapacityTokens: w.spec.CapacityTokens, MaxNumSeqs: w.spec.MaxNumSeqs,
 				MaxInflight: w.maxInflight(r.cfg.MaxInflight),
-				Inflight:    k.inflight, Running: k.inflight - len(k.prefill),
+				Inflight:    k.inflight - k.peers.inflight, Running: k.inflight - k.peers.inflight - len(k.prefill) + k.peers.waiting,
+				Peers:         k.peerStatus(),
 				BacklogTokens: int(k.backlog(now, speed)), KVTokens: int(k.kvTokens.Load()), HeldTokens: int(k.heldTokens()),
 				Rate: speed, RateSamples: k.rate.samples,
 				ITL:       w.base.itlStatus(),
@@ -95,6 +106,56 @@ func (r *Router) Status() []WorkerStatus {
 		return a.Rank - b.Rank
 	})
 	return out
+}
+
+// QueueStatus is what waits for a worker, and what it waits for.
+type QueueStatus struct {
+	Waiting int            `json:"waiting"`
+	Classes map[string]int `json:"waiting_by_class,omitempty"`
+	Models  map[string]int `json:"waiting_by_model,omitempty"`
+	Pools   []PoolStatus   `json:"pools"` // those whose workers all tell their capacity
+
+	depth [classes]int
+}
+
+// PoolStatus is how full the KV caches of the workers of one base model are.
+type PoolStatus struct {
+	Model          string  `json:"model"`
+	LiveTokens     int     `json:"live_tokens"` // of requests in flight and conversations expected back
+	CapacityTokens int     `json:"capacity_tokens"`
+	ReturnShare    float64 `json:"return_share"` // of the contexts of turns that end: those that come back
+	Busy           float64 `json:"busy_share"`   // of the last minute with a request before its first token
+	Crowded        bool    `json:"crowded"`      // first turns wait
+}
+
+// Queue returns the state of the queue.
+func (r *Router) Queue() QueueStatus {
+	now := r.cfg.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q := &r.mu.queue
+	s := QueueStatus{Waiting: q.waiting, depth: q.depth}
+	if q.waiting > 0 {
+		s.Classes, s.Models = map[string]int{}, map[string]int{}
+	}
+	for i, n := range q.depth {
+		if n > 0 {
+			s.Classes[classNames[i]] = n
+		}
+	}
+	for name, l := range q.lanes {
+		s.Models[name] = l.queued[laterTurn] + l.queued[firstTurn]
+	}
+	for _, m := range r.mu.models {
+		if p := r.poolLocked(m, now); p.capacity > 0 {
+			s.Pools = append(s.Pools, PoolStatus{
+				Model: m.name, LiveTokens: int(p.live), CapacityTokens: int(p.capacity), ReturnShare: p.share,
+				Busy: r.busyLocked(m, now), Crowded: r.cfg.MaxQueue >= 0 && r.poolFullLocked(m, now),
+			})
+		}
+	}
+	slices.SortFunc(s.Pools, func(a, b PoolStatus) int { return strings.Compare(a.Model, b.Model) })
+	return s
 }
 
 func (m *model) itlStatus() ITLStatus {

@@ -65,6 +65,7 @@ type worker struct {
 	draining bool
 	breaker  Breaker
 	inflight int
+	called   int // places kept for requests that leave the queue
 }
 
 func (w *worker) maxInflight(def int) int {
@@ -80,6 +81,10 @@ type model struct {
 	rate      rate
 	itl       *itlFit
 	intercept intercept
+
+	ranks    []*rank // of the fleet
+	promised float64 // KV tokens of first turns that leave the queue
+	idle     idle    // guarded by conversations.mu
 }
 
 // rank is one KV cache: the unit that is scored, booked and indexed. Fields are
@@ -112,7 +117,9 @@ type rank struct {
 	warmFrom   time.Time // since when the oldest is the oldest
 	warmed     meter     // warm is not empty
 
-	held distinct // KV tokens of sequences in flight, shared prefixes once
+	peers peerLoad // what others have booked, a part of the load above and below
+
+	held distinct // KV tokens of our own sequences in flight, shared prefixes once
 
 	kvTokens  atomic.Int64 // KV tokens of sequences in flight, each in full
 	sequences atomic.Int64 // inflight, for Progress
@@ -153,8 +160,9 @@ func (f *fleet) why() string {
 // served are the ranks that serve one model name, by worker id and rank.
 type served struct {
 	ranks      []*rank
-	blockSizes []int // distinct
-	text       bool  // a rank is scored by the approximate index
+	blockSizes []int    // distinct
+	bases      []*model // distinct
+	text       bool     // a rank is scored by the approximate index
 	turn       atomic.Uint64
 }
 
@@ -186,6 +194,7 @@ func (r *Router) SetWorkers(specs []WorkerSpec) {
 	}
 	r.forgetModelsLocked()
 	r.publishLocked()
+	r.settleLocked(nil)
 }
 
 // resizeLocked gives w n ranks.
@@ -243,7 +252,7 @@ func (r *Router) sweep() {
 func (r *Router) modelLocked(name string) *model {
 	m := r.mu.models[name]
 	if m == nil {
-		m = &model{name: name, itl: newITLFit(), intercept: intercept{startIntercept}}
+		m = &model{name: name, itl: newITLFit(), intercept: intercept{startIntercept}, idle: newIdle()}
 		r.mu.models[name] = m
 	}
 	return m
@@ -273,9 +282,13 @@ func (r *Router) publishLocked() {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
+	for _, m := range r.mu.models {
+		m.ranks = nil
+	}
 	before := r.fleet.Load()
 	for _, id := range ids {
 		w := r.mu.workers[id]
+		w.base.ranks = append(w.base.ranks, w.ranks...)
 		f.unknown = f.unknown || len(w.spec.Models) == 0
 		for _, m := range w.spec.Models {
 			s := f.models[m.Name]
@@ -288,6 +301,9 @@ func (r *Router) publishLocked() {
 			}
 			if n := len(s.ranks); n > 0 && s.ranks[n-1].worker == w {
 				continue // the worker lists the name twice
+			}
+			if !slices.Contains(s.bases, w.base) {
+				s.bases = append(s.bases, w.base)
 			}
 			for _, k := range w.ranks {
 				s.ranks = append(s.ranks, k)
@@ -310,6 +326,7 @@ func (r *Router) SetHealth(id string, healthy bool, reason string) {
 	defer r.mu.Unlock()
 	if w := r.mu.workers[id]; w != nil {
 		w.healthy, w.reason = healthy, reason
+		r.settleLocked(w)
 	}
 }
 
@@ -320,6 +337,7 @@ func (r *Router) SetDraining(id string, draining bool) {
 	defer r.mu.Unlock()
 	if w := r.mu.workers[id]; w != nil {
 		w.draining = draining
+		r.settleLocked(w)
 	}
 }
 

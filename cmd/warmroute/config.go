@@ -64,9 +64,19 @@ type natsConfig struct {
 type workerConfig = upstream.WorkerConfig
 
 type routingConfig struct {
-	Mode        string `yaml:"mode"`
-	MaxInflight int    `yaml:"max_inflight"`
-	Retries     int    `yaml:"retries"`
+	Mode          string   `yaml:"mode"`
+	MaxInflight   int      `yaml:"max_inflight"`
+	MaxQueue      int      `yaml:"max_queue"`
+	MaxQueueDelay duration `yaml:"max_queue_delay"`
+	Retries       int      `yaml:"retries"`
+}
+
+// maxQueue returns the bound as the router takes it: there 0 is the default.
+func (c *routingConfig) maxQueue() int {
+	if c.MaxQueue == 0 {
+		return -1
+	}
+	return c.MaxQueue
 }
 
 type limitsConfig struct {
@@ -105,7 +115,7 @@ func defaultConfig() config {
 		Listen:  ":8000",
 		Admin:   "127.0.0.1:8001",
 		NATS:    natsConfig{Cluster: "default", Prefix: "warmroute"},
-		Routing: routingConfig{Mode: "kv", MaxInflight: 1024, Retries: 2},
+		Routing: routingConfig{Mode: "kv", MaxInflight: 1024, MaxQueue: 4096, MaxQueueDelay: duration(10 * time.Second), Retries: 2},
 		Limits: limitsConfig{
 			MaxBody:          64 << 20,
 			ConnectTimeout:   duration(5 * time.Second),
@@ -148,7 +158,9 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.NATS.Prefix, "nats-prefix", c.NATS.Prefix, "first part of NATS subjects")
 	bindNATSCredentials(f, &c.NATS)
 	f.StringVar(&c.Routing.Mode, "mode", c.Routing.Mode, "routing: kv, round-robin, random or least-loaded")
-	f.IntVar(&c.Routing.MaxInflight, "max-inflight", c.Routing.MaxInflight, "requests in flight per worker; when every worker has that many, clients get 429")
+	f.IntVar(&c.Routing.MaxInflight, "max-inflight", c.Routing.MaxInflight, "requests in flight per worker; when every worker has that many, more wait")
+	f.IntVar(&c.Routing.MaxQueue, "max-queue", c.Routing.MaxQueue, "requests that wait while every worker is full, and first turns while live conversations fill the KV caches; more get 429; 0: nobody waits")
+	f.Var(&c.Routing.MaxQueueDelay, "max-queue-delay", "longest wait in that queue; then clients get 429 with Retry-After")
 	f.IntVar(&c.Routing.Retries, "retries", c.Routing.Retries, "other workers tried when one fails before its first byte")
 	f.Var(&c.Limits.MaxBody, "max-body", "largest request body, e.g. 64MiB")
 	f.Var(&c.Limits.ConnectTimeout, "connect-timeout", "time to connect to a worker")
@@ -270,6 +282,8 @@ func (c *config) validate() error {
 		want string
 	}{
 		{"routing.max_inflight (--max-inflight)", c.Routing.MaxInflight < 1, "at least 1"},
+		{"routing.max_queue (--max-queue)", c.Routing.MaxQueue < 0, "0 or more"},
+		{"routing.max_queue_delay (--max-queue-delay)", c.Routing.MaxQueueDelay <= 0, "more than 0s"},
 		{"routing.retries (--retries)", c.Routing.Retries < 0, "0 or more"},
 		{"limits.max_body (--max-body)", c.Limits.MaxBody < 1<<10, "at least 1KiB"},
 		{"limits.connect_timeout (--connect-timeout)", c.Limits.ConnectTimeout <= 0, "more than 0s"},

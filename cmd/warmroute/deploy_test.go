@@ -77,6 +77,7 @@ func registered(t *testing.T) []metric {
 	t.Helper()
 	cfg := defaultConfig()
 	cfg.Listen, cfg.Admin = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.NATS.Listen = "127.0.0.1:0" // others can join, so bookings are exchanged
 	r := newRecorder()
 	p, err := newParts(cfg, &simulated{}, r, r, io.Discard)
 	if err != nil {

@@ -92,6 +92,7 @@ type parts struct {
 	bus       *events.Bus
 	fleet     *upstream.Fleet
 	consumer  *events.Consumer
+	peers     *events.Peers // nil: no other proxy can be heard
 	models    *prompt.Models
 	prompt    *prompt.Builder
 	prefill   *prefill.Prefiller
@@ -139,14 +140,24 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	registry.MustRegister(index.NewCollector(indexes))
 
 	var consumer *events.Consumer
+	var peers *events.Peers
+	var tell func()
+	shared := bus.Shared()
+	if shared != nil {
+		tell = func() { peers.Wake() }
+	}
 	rt := router.New(router.Config{
 		Mode:        router.Mode(cfg.Routing.Mode),
 		MaxInflight: cfg.Routing.MaxInflight,
+		MaxQueue:    cfg.Routing.maxQueue(),
 		Index:       indexes,
 		Workers:     &numbers,
 		OnStaleHits: func(r kv.WorkerRank) { consumer.Resync(r, "stale_hits") },
+		OnBooking:   tell,
 		Registerer:  registry,
 		Logger:      log,
+
+		MaxQueueDelay: time.Duration(cfg.Routing.MaxQueueDelay),
 	})
 	models := prompt.NewModels(prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log), Logger: log, Registerer: registry})
 	fleet, err := upstream.NewFleet(upstream.FleetConfig{
@@ -185,6 +196,15 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	if err != nil {
 		return nil, err
 	}
+	if shared != nil {
+		peers, err = events.NewPeers(events.PeersConfig{
+			Conn: shared, Prefix: cfg.NATS.Prefix, Cluster: cfg.NATS.Cluster, Proxy: proxyID(cfg.Listen),
+			Load: rt, Logger: log, Registerer: registry,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
 	warmer := prefill.New(prefill.Config{
 		Default: prefill.Mode(cfg.Prefill.Mode),
@@ -212,6 +232,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Prefill:      warmer,
 		Bus:          bus,
 		Consumer:     consumer,
+		Peers:        peers,
 		Aliases:      cfg.Aliases,
 		MaxBodyBytes: int(cfg.Limits.MaxBody),
 		Retries:      orNone(cfg.Routing.Retries),
@@ -226,7 +247,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	closeBus = false
-	return &parts{bus: bus, fleet: fleet, consumer: consumer, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
+	return &parts{bus: bus, fleet: fleet, consumer: consumer, peers: peers, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
 }
 
 // makeStateDir makes the directory of relays' state and sees that it can be written.
@@ -274,6 +295,9 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 	defer stopBack()
 	g, back := errgroup.WithContext(back)
 	g.Go(func() error { return p.consumer.Run(back) })
+	if p.peers != nil {
+		g.Go(func() error { return p.peers.Run(back) })
+	}
 	g.Go(func() error { return p.fleet.Run(back) })
 	g.Go(func() error { return p.models.Run(back, p.fleet) })
 	g.Go(func() error {

@@ -2,11 +2,13 @@ package kvwire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -164,10 +166,14 @@ func startPublisher(t testing.TB, cfg PublisherConfig) (*Publisher, func()) {
 	if cfg.Endpoint == "" {
 		cfg.Endpoint = local
 	}
-	p, err := NewPublisher(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var p *Publisher
+	eventually(t, "the port is free", func() (ok bool) { // another program may have it between two publishers
+		var err error
+		if p, err = NewPublisher(cfg); err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	return p, run(t, p.Run)
 }
 

@@ -351,6 +351,32 @@ func TestLocal_Hostile(t *testing.T) {
 	}
 }
 
+// TestSegments_AreTheWholeText: a text in segments has the tokens of the text, also where
+// added tokens overlap in white space and where nothing is valid for long.
+func TestSegments_AreTheWholeText(t *testing.T) {
+	bits := append([]string{"<lr>", " <lr>\n \n\n ", "\n\n", "\n\n\n", " ", "a\nb", strings.Repeat("a line\nof text ", 900)}, fragments...)
+	names, rounds := append(templated(t), "flags"), 400
+	if testing.Short() {
+		names, rounds = []string{"flags", "gemma", "llama3"}, 60
+	}
+	for _, family := range names {
+		b := localBuilder(t, Config{MemoBytes: 100 << 10}, family)
+		m := loadFamily(t, family)
+		r := rand.New(rand.NewPCG(5, 6))
+		text := ""
+		for range rounds {
+			if text += bits[r.IntN(len(bits))]; r.IntN(30) == 0 || len(text) > 60<<10 {
+				text = text[:len(text)/3]
+			}
+			text = strings.ToValidUTF8(text, "")
+			got, _, read := b.local.tokens(m, 1, nil, []byte(text), goldenNow())
+			if want := m.Encode(text); !slices.Equal(got, want) || read != len(text) {
+				t.Fatalf("%s: %d tokens of %d bytes, want %d of %d: %.300q", family, len(got), read, len(want), len(text), text)
+			}
+		}
+	}
+}
+
 // longTalk is a conversation of n messages and about so many bytes.
 func longTalk(n, bytes int) *talk {
 	c := &talk{}

@@ -34,6 +34,12 @@ func (e *modelEngine) Tokenize(_ context.Context, _ string, kind openai.Kind, bo
 	return Tokens{IDs: ids}, err
 }
 
+func (e *modelEngine) asked() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.calls
+}
+
 func (e *modelEngine) set(m *Model) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -127,13 +133,13 @@ func TestModels_AreUsedOnceTheyAreTheEngines(t *testing.T) {
 		if d := m.Describe("m"); !strings.Contains(d, "compared with the engine") {
 			t.Errorf("%q", d)
 		}
-		calls := e.calls
+		calls := e.asked()
 		if calls != len(checks) {
 			t.Errorf("%d calls of the engine for %d checks", calls, len(checks))
 		}
 		time.Sleep(checkAgain + time.Second)
-		if e.calls != 2*calls {
-			t.Errorf("%d calls after another round, want %d", e.calls, 2*calls)
+		if n := e.asked(); n != 2*calls {
+			t.Errorf("%d calls after another round, want %d", n, 2*calls)
 		}
 		// The engine is restarted with another template; then it is right again.
 		e.set(changed(t, "qwen3", "<|im_end|>", "<|im_end|> "))
@@ -240,5 +246,22 @@ func TestModels_NilHasNone(t *testing.T) {
 	m.Offer("m", "a/b", StyleVLLM)
 	if u, why := m.of("m", new(openai.Request)); u != nil || why != "" || m.Describe("m") != "" || m.Degraded() != nil {
 		t.Error("a nil Models has something")
+	}
+}
+
+// TestLocal_ReasonsQuoteNothing: what a template raises may hold the prompt; the reason,
+// which people and logs see, does not.
+func TestLocal_ReasonsQuoteNothing(t *testing.T) {
+	b := localBuilder(t, Config{}, "qwen3")
+	m := changed(t, "qwen3", "{%- macro turn(role, body) -%}", "{{ raise_exception('no: ' ~ messages[0].content) }}{%- macro turn(role, body) -%}")
+	(*b.cfg.Models.list.Load())["qwen3"].use.Store(&usable{model: m, plain: true, tools: true})
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"CANARY"}]}`)
+	var req openai.Request
+	if err := openai.ParseRequest(openai.Chat, body, &req); err != nil {
+		t.Fatal(err)
+	}
+	p := b.Build(context.Background(), &req, body, nil, kv.Namespace{}, "qwen3")
+	if p.Source != kv.SourceText || !strings.Contains(p.Reason, "raises") || strings.Contains(p.Reason, "CANARY") {
+		t.Errorf("source %v: %q", p.Source, p.Reason)
 	}
 }

@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"math"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/warmroute/warmroute/internal/jinja"
 	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/router/kv"
 )
@@ -212,7 +214,7 @@ func (b *Builder) fromLocal(a *ask) reason {
 	r := renderings.Get().(*rendering)
 	defer r.free()
 	if err := m.render(r, a.req, a.body, a.local.style); err != nil {
-		return reason{"template", "local chat template: " + shorten(err.Error())}
+		return reason{"template", "local chat template: " + refusal(err)}
 	}
 	rendered := b.cfg.Now()
 	before, after := m.frame(a.req, a.body)
@@ -233,6 +235,15 @@ func (b *Builder) fromLocal(a *ask) reason {
 	}
 	b.Learn(a.model, len(a.f.text), len(tokens))
 	return reason{}
+}
+
+// refusal says why a prompt was not rendered, without what a template quotes of it.
+func refusal(err error) string {
+	var e *jinja.Error
+	if errors.As(err, &e) && e.Raised {
+		return fmt.Sprintf("it raises an exception in line %d", e.Line)
+	}
+	return shorten(err.Error())
 }
 
 // fromEngine asks the engine, or recalls what it said.

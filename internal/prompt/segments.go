@@ -120,12 +120,13 @@ func (s *segments) tokens(m *Model, seed uint64, before []uint32, text []byte, d
 // same segments up to where it differs.
 func (j *job) cut(t *tokenizer.Tokenizer, text []byte) {
 	j.parts, j.ends = j.parts[:0], j.ends[:0]
-	at := 0
+	last := 0
 	t.Split(text, func(gap []byte, id uint32, added bool) bool {
-		end := at + len(gap)
-		if added {
+		at := cap(text) - cap(gap) // gap is a part of text
+		end := max(at+len(gap), last)
+		last = end
+		if added { // it may lie in the white space that the one before took along
 			j.parts = append(j.parts, segment{at, end, kindAdded, id})
-			at = end
 			return true
 		}
 		k := kindGap
@@ -143,7 +144,6 @@ func (j *job) cut(t *tokenizer.Tokenizer, text []byte) {
 		if at < end {
 			j.parts = append(j.parts, segment{start: at, end: end, kind: k})
 		}
-		at = end
 		return true
 	})
 }

@@ -3,6 +3,7 @@ package testcluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,15 +17,23 @@ import (
 
 // Config says what the cluster is and how it is driven.
 type Config struct {
-	Workers     int              // engines; default 8
-	Routers     int              // proxies, each with its own index and bookings; requests alternate between them; default 1
-	Mode        router.Mode      // default kv
-	Engine      sim.EngineConfig // default: the simulator's (linear, 400,000 tokens, 128 sequences)
-	EventDelay  time.Duration    // from the end of a step to the index; default 2 ms
-	ClientDelay time.Duration    // from the end of a turn to the send of the next, before think time; default 1 ms
-	Concurrency int              // closed-loop clients; 0 = open loop, each conversation at its Arrival
-	Stagger     time.Duration    // client i first sends at a random time in [0, Stagger); 0 = all at once
-	Seed        uint64           // of starts and of the router's random choices
+	Workers    int              // engines; default 8
+	Routers    int              // proxies, each with its own index and bookings; requests alternate between them; default 1
+	Mode       router.Mode      // default kv
+	Engine     sim.EngineConfig // default: the simulator's (linear, 400,000 tokens, 128 sequences)
+	EventDelay time.Duration    // from the end of a step to the index; default 2 ms
+	// BookingDelay is how long the proxies' bookings travel from one to another, beside
+	// their batching; 0 = no proxy sees another's bookings.
+	BookingDelay time.Duration
+	LoseBookings int           // every so many messages of bookings one is lost; 0 = none
+	ClientDelay  time.Duration // from the end of a turn to the send of the next, before think time; default 1 ms
+	Concurrency  int           // closed-loop clients; 0 = open loop, each conversation at its Arrival
+	Stagger      time.Duration // client i first sends at a random time in [0, Stagger); 0 = all at once
+	Seed         uint64        // of starts and of the router's random choices
+	// Admission makes requests wait in the router's queue for a slot and first turns for
+	// KV room. A conversation that is refused ends. Without it whoever comes is sent.
+	Admission bool
+	Until     time.Duration // the run ends here, whatever is open; 0 = when nothing is
 }
 
 func (c Config) withDefaults() Config {
@@ -70,7 +79,10 @@ type cluster struct {
 	workers []*worker
 	byID    map[string]*worker
 	load    *loader
+	letters []letter // bookings between proxies on their way, oldest first
+	posted  int      // letters, with the lost ones
 	measure recorder
+	waiting []*request // in the queues of the routers, oldest first
 	err     error
 }
 
@@ -112,20 +124,26 @@ func play(cfg Config, w Workload) (*cluster, error) {
 	c.load.start()
 	for c.err == nil {
 		t, ok := c.timers.pop()
-		if !ok {
+		if !ok || c.cfg.Until > 0 && t.at > c.cfg.Until {
 			break
 		}
 		c.now = t.at
 		switch t.kind {
 		case timerSend:
 			c.send(t.session)
+		case timerGiveUp:
+			c.giveUp(t.request)
 		case timerStep:
 			c.endStep(c.workers[t.worker])
 		case timerFeed:
 			c.deliver(c.workers[t.worker])
+		case timerBookings, timerState:
+			c.tell(t.worker, t.kind == timerState)
+		case timerLetter:
+			c.hear()
 		}
 	}
-	if c.err == nil && c.load.open > 0 {
+	if c.err == nil && c.load.open > 0 && c.cfg.Until == 0 {
 		c.err = fmt.Errorf("%d conversations never ended: an engine stopped stepping with requests in it", c.load.open)
 	}
 	if c.err != nil {
@@ -154,10 +172,19 @@ func (c *cluster) build() {
 	}
 	for i := range c.cfg.Routers {
 		p := &proxy{index: index.NewSet(index.Config{Now: c.clock}), numbers: &kv.Workers{}}
-		p.router = router.New(router.Config{
+		queue := -1
+		if c.cfg.Admission {
+			queue = 0 // the default
+		}
+		rc := router.Config{
 			Mode: c.cfg.Mode, Index: p.index, Workers: p.numbers, Now: c.clock,
-			Seed: c.cfg.Seed<<8 + uint64(i) + 1,
-		})
+			Seed: c.cfg.Seed<<8 + uint64(i) + 1, MaxQueue: queue, MaxQueueDelay: queueDelay,
+		}
+		if c.cfg.BookingDelay > 0 {
+			rc.OnBooking = func() { c.changed(i) }
+			c.timers.push(timer{kind: timerState, worker: i})
+		}
+		p.router = router.New(rc)
 		p.router.SetWorkers(specs)
 		for _, w := range c.workers {
 			p.numbers.Hold(w.rank)
@@ -168,13 +195,16 @@ func (c *cluster) build() {
 	}
 }
 
+// queueDelay is how long a request waits in a router's queue before it is refused.
+const queueDelay = 10 * time.Second
+
 // send routes the session's next turn and hands it to the chosen engine.
 func (c *cluster) send(s *session) {
 	req := s.next(c.now)
 	p := c.proxies[c.load.sent%len(c.proxies)]
 	c.load.sent++
 	turn := s.conv.Turns[s.turn]
-	lease, err := p.router.Route(context.Background(), &router.Request{
+	lease, waiter, err := p.router.Enter(context.Background(), &router.Request{
 		Model: model, Stream: true, FirstTurn: s.turn == 0, PinRank: -1, MaxTokens: turn.OutputTokens,
 		Prompt: &kv.Prompt{Source: kv.SourceLocal, Tokens: req.seq.Tokens, TokenCount: len(req.seq.Tokens)},
 	})
@@ -182,7 +212,19 @@ func (c *cluster) send(s *session) {
 		c.err = fmt.Errorf("route turn %d of conversation %d: %w", s.turn, s.conv.ID, err)
 		return
 	}
-	req.lease = lease
+	if waiter != nil {
+		req.waiter = waiter
+		c.waiting = append(c.waiting, req)
+		c.timers.push(timer{at: c.now + queueDelay, kind: timerGiveUp, request: req})
+		return
+	}
+	c.submit(req, lease)
+}
+
+// submit hands a request to the engine of its lease.
+func (c *cluster) submit(req *request, lease *router.Lease) {
+	s := req.session
+	req.lease, req.waiter = lease, nil
 	req.worker = c.byID[lease.Worker().ID]
 	c.measure.sent(c.now, req)
 	if err := req.worker.engine.Submit(req.seq); err != nil {
@@ -190,6 +232,45 @@ func (c *cluster) send(s *session) {
 		return
 	}
 	c.beginStep(req.worker)
+}
+
+// claim submits the requests that the routers have called.
+func (c *cluster) claim() {
+	still := c.waiting[:0]
+	for _, req := range c.waiting {
+		select {
+		case <-req.waiter.Called():
+			lease, err := req.waiter.Claim(context.Background())
+			switch {
+			case err != nil:
+				c.refuse(req)
+			case lease != nil:
+				c.submit(req, lease)
+			default:
+				still = append(still, req)
+			}
+		default:
+			still = append(still, req)
+		}
+	}
+	clear(c.waiting[len(still):])
+	c.waiting = still
+}
+
+// giveUp ends the wait of a request whose time is over.
+func (c *cluster) giveUp(req *request) {
+	if req.waiter == nil || req.waiter.Expire() == nil {
+		return
+	}
+	c.waiting = slices.DeleteFunc(c.waiting, func(r *request) bool { return r == req })
+	c.refuse(req)
+}
+
+// refuse ends the conversation of a request that was refused.
+func (c *cluster) refuse(req *request) {
+	req.waiter = nil
+	c.measure.refused(c.now, req)
+	c.load.end(req.session)
 }
 
 // beginStep starts the worker's next step unless one is running or there is nothing
@@ -238,6 +319,7 @@ func (c *cluster) progress(p sim.Progress) {
 	})
 	c.measure.finished(c.now, req)
 	c.load.finished(req)
+	c.claim()
 }
 
 // publish translates the engine's events of the last step and sends them on their way.

@@ -11,7 +11,8 @@
 // Everything between the client's prompt and the engine's step is the product's own
 // code: kv.Prompt hashes the tokens, router.Route chooses, the engine's events pass
 // the translator and reach the index EventDelay after the step that made them. Only
-// HTTP, ZMQ and NATS are left out: their time is ClientDelay and EventDelay.
+// HTTP, ZMQ and NATS are left out: their time is ClientDelay, EventDelay and, between
+// proxies that tell each other their bookings, BookingDelay.
 //
 // One goroutine owns a run: a heap of events ordered by (virtual time, insertion), so
 // a run is a pure function of its Config and Workload. Times are virtual unless they

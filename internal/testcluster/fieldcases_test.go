@@ -56,8 +56,8 @@ func TestFC63_TiesSpread(t *testing.T) {
 	}
 }
 
-// Two proxies that share the event feed send a session's turns to one worker, though
-// neither sees the other's requests.
+// Two proxies that share the event feed send a session's turns to one worker, whether or
+// not they see each other's bookings.
 func TestFC65_TwoProxiesAgree(t *testing.T) {
 	w := chats("sessions", 20, 6, 0, Turn{InputTokens: 1_500, OutputTokens: 200}, 65)
 	r := rng(65, 1)
@@ -67,10 +67,12 @@ func TestFC65_TwoProxiesAgree(t *testing.T) {
 		}
 	}
 	for _, stagger := range []time.Duration{0, 10 * time.Second} {
-		r := mustRun(t, Config{Workers: 4, Routers: 2, Concurrency: 20, Stagger: stagger, Seed: 65}, w)
-		t.Logf("same worker %.3f, reuse %.3f, requests %v", r.SameWorker, r.Reuse, r.PerWorker)
-		if r.SameWorker < 0.9 {
-			t.Errorf("stagger %v: %.0f %% of later turns went to their session's worker, want ≥ 90 %%", stagger, 100*r.SameWorker)
+		for _, delay := range []time.Duration{0, time.Millisecond} {
+			r := mustRun(t, Config{Workers: 4, Routers: 2, BookingDelay: delay, Concurrency: 20, Stagger: stagger, Seed: 65}, w)
+			t.Logf("stagger %v, bookings after %v: same worker %.3f, reuse %.3f, requests %v", stagger, delay, r.SameWorker, r.Reuse, r.PerWorker)
+			if r.SameWorker < 0.9 {
+				t.Errorf("stagger %v, bookings after %v: %.0f %% of later turns went to their session's worker, want ≥ 90 %%", stagger, delay, 100*r.SameWorker)
+			}
 		}
 	}
 }

@@ -62,7 +62,14 @@ type workersView struct {
 		HeldBlocks struct {
 			GPU int `json:"gpu"`
 		} `json:"held_blocks"`
+		Peers *struct {
+			Inflight int `json:"inflight"`
+			KVTokens int `json:"kv_tokens"`
+		} `json:"peers"`
 	} `json:"routing"`
+	Peers []struct {
+		Proxy string `json:"proxy"`
+	} `json:"peers"`
 }
 
 func (p *liveProxy) workers() (v workersView, err error) {

@@ -13,6 +13,7 @@ type request struct {
 	turn       int
 	worker     *worker
 	lease      *router.Lease
+	waiter     *router.Waiter // while it is in a router's queue
 	seq        *sim.Seq
 	sentAt     time.Duration
 	firstToken time.Duration
@@ -94,14 +95,19 @@ func (l *loader) finished(r *request) {
 	out := outputStream(s.conv.ID, s.turn)
 	s.history = appendTokens(s.history, out, r.seq.OutputTokens)
 	s.last = r.worker
-	at := l.c.now + l.c.cfg.ClientDelay
 	if s.turn++; s.turn < len(s.conv.Turns) {
+		at := l.c.now + l.c.cfg.ClientDelay
 		l.c.timers.push(timer{at: at + s.conv.Turns[s.turn].Think, kind: timerSend, session: s})
 		return
 	}
+	l.end(s)
+}
+
+// end closes a session; in a closed loop its client takes the next conversation.
+func (l *loader) end(s *session) {
 	l.open--
 	s.history = nil
 	if l.c.cfg.Concurrency > 0 && l.started < len(l.workload.Conversations) {
-		l.begin(at)
+		l.begin(l.c.now + l.c.cfg.ClientDelay)
 	}
 }

@@ -221,7 +221,7 @@ func TestRouting_AgentsNearCapacity(t *testing.T) {
 
 // TestRouting_OtherFleets asks whether the claim survives where the cost model's
 // assumptions do not hold: prefill and decode times that are not linear, an engine
-// that caches at other moments, two proxies that do not see each other's bookings.
+// that caches at other moments, two proxies, with and without each other's bookings.
 func TestRouting_OtherFleets(t *testing.T) {
 	conversations, seeds := 16, 1
 	if full {
@@ -242,6 +242,7 @@ func TestRouting_OtherFleets(t *testing.T) {
 		for _, concurrency := range []int{8, 32} {
 			add("SGLang", Config{Concurrency: concurrency, Engine: sim.EngineConfig{Personality: sim.SGLang}})
 			add("two proxies", Config{Concurrency: concurrency, Routers: 2})
+			add("two proxies, bookings", Config{Concurrency: concurrency, Routers: 2, BookingDelay: time.Millisecond})
 		}
 	}
 	run(t, cells)

@@ -48,6 +48,10 @@ type Result struct {
 	// LiveKV is the time-weighted mean of the tokens of all open conversations ÷ the
 	// fleet's KV capacity, shared prefixes counted for each conversation.
 	LiveKV float64 `json:"live_kv"`
+	// Refused counts the conversations that ended because a request got no worker, Ended
+	// the others.
+	Refused int `json:"refused,omitempty"`
+	Ended   int `json:"-"`
 
 	Wall time.Duration `json:"-"` // real time the run took
 	Rows []Request     `json:"-"` // in the order in which they finished
@@ -62,6 +66,8 @@ type recorder struct {
 	at       time.Duration
 	first    time.Duration
 	held     int // tokens of open conversations
+	refusals int
+	ended    int
 }
 
 func newRecorder(cfg Config) recorder {
@@ -98,6 +104,7 @@ func (m *recorder) finished(now time.Duration, r *request) {
 	s := r.session
 	if r.turn == len(s.conv.Turns)-1 {
 		m.held -= s.conv.tokens()
+		m.ended++
 	}
 	m.rows = append(m.rows, Request{
 		Conversation: s.number, Turn: r.turn, Worker: r.worker.number, Moved: s.last != nil && s.last != r.worker,
@@ -106,9 +113,22 @@ func (m *recorder) finished(now time.Duration, r *request) {
 	})
 }
 
+// refused ends a conversation: what its turns before have added is not live any more.
+func (m *recorder) refused(now time.Duration, r *request) {
+	m.advance(now)
+	m.refusals++
+	for i, t := range r.session.conv.Turns[:r.turn] {
+		if i == 0 {
+			m.held -= len(r.session.conv.Prefix)
+		}
+		m.held -= t.InputTokens + t.OutputTokens
+	}
+}
+
 func (m *recorder) result(c *cluster, w Workload) *Result {
 	r := &Result{
 		Workload: w.Name, Mode: c.cfg.Mode, Concurrency: c.cfg.Concurrency, Stagger: c.cfg.Stagger.Seconds(), Seed: c.cfg.Seed,
+		Refused: m.refusals, Ended: m.ended,
 		Requests: len(m.rows), PerWorker: make([]int, c.cfg.Workers), InFlight: m.inFlight, Rows: m.rows,
 	}
 	var prompt, cached, later, same int

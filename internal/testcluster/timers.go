@@ -5,9 +5,13 @@ import "time"
 type timerKind uint8
 
 const (
-	timerSend timerKind = iota // a session sends its next turn
-	timerStep                  // a worker's step ends
-	timerFeed                  // a worker's KV events reach the proxies
+	timerSend     timerKind = iota // a session sends its next turn
+	timerStep                      // a worker's step ends
+	timerFeed                      // a worker's KV events reach the proxies
+	timerBookings                  // a proxy tells the others of changed bookings; worker is its number
+	timerState                     // a proxy tells the others of all its bookings
+	timerLetter                    // bookings reach the other proxies
+	timerGiveUp                    // a request has waited in a router's queue for long enough
 )
 
 // timer is something that happens at a virtual time.
@@ -17,6 +21,7 @@ type timer struct {
 	kind    timerKind
 	worker  int
 	session *session
+	request *request
 }
 
 func (t *timer) before(u *timer) bool {

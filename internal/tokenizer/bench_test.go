@@ -24,10 +24,23 @@ func benchDirs(b *testing.B) []string {
 	return files
 }
 
-// benchText is about 400 KB of many kinds.
+// benchText is prose in many languages and Go code, or the file that WARMROUTE_BENCH_TEXT
+// names.
 func benchText(b *testing.B) []byte {
-	all := strings.Join(texts(b), "\n")
-	return []byte(strings.ToValidUTF8(all[:min(len(all), 400_000)], ""))
+	files := []string{os.Getenv("WARMROUTE_BENCH_TEXT")}
+	if files[0] == "" {
+		files, _ = filepath.Glob("*.go")
+		files = append(files, "testdata/README.md", "testdata/corpus.txt")
+	}
+	var text []byte
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			b.Fatal(err)
+		}
+		text = append(text, data...)
+	}
+	return text
 }
 
 func BenchmarkEncode(b *testing.B) {

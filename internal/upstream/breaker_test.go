@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -355,7 +354,7 @@ func TestRetryAfter_ReadsBothForms(t *testing.T) {
 	f("soon", 0)
 	f(time.Now().Add(20*time.Second).UTC().Format("Mon, 02 Jan 2006 15:04:05 GMT"), 20*time.Second)
 	f("Mon, 02 Jan 2006 15:04:05 GMT", 0)
-	if s := fmt.Sprintf("%s", oneToken(`a"b`)); !strings.HasPrefix(s, `{"model":"a\"b","prompt":`) {
+	if s := string(oneToken(`a"b`)); !strings.HasPrefix(s, `{"model":"a\"b","prompt":`) {
 		t.Errorf("%s", s)
 	}
 }

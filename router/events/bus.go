@@ -79,6 +79,18 @@ func (b *Bus) Local() *nats.Conn { return b.local }
 // External returns the connection to the external server, nil without one.
 func (b *Bus) External() *nats.Conn { return b.external }
 
+// Shared returns the connection over which other proxies can be heard: the external one,
+// else that to the embedded server where it listens; nil where nobody else can be on it.
+func (b *Bus) Shared() *nats.Conn {
+	if b.external != nil {
+		return b.external
+	}
+	if b.Addr() != "" {
+		return b.local
+	}
+	return nil
+}
+
 // Connected tells whether events can arrive from outside this process.
 func (b *Bus) Connected() bool {
 	if b.external != nil {

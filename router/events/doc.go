@@ -17,6 +17,10 @@
 // from its first event, or from a clear, else partial, with a reason that names the
 // engine flag that mends it.
 //
+// Peers carries bookings instead of events: what each proxy has booked on the workers,
+// so that all of them see one load. There a lost message is not asked for: the full
+// state every 2 s mends it.
+//
 // The protocol is docs/protocol.md. New starts no goroutine; Run waits for those it
 // starts. Callbacks are never called under a lock and must not block for long.
 package events

@@ -175,3 +175,34 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	}
 	return c
 }
+
+// peersMetrics are those of the exchange of bookings.
+type peersMetrics struct {
+	proxies, bookings, age prometheus.Gauge
+	messages, dropped      *prometheus.CounterVec // by direction, reason
+	lost, refused, untold  prometheus.Counter
+	unknownVersion         prometheus.Counter
+}
+
+func newPeersMetrics(reg prometheus.Registerer) *peersMetrics {
+	counter := func(name, help string) prometheus.Counter {
+		return register(reg, prometheus.NewCounter(prometheus.CounterOpts{Name: "warmroute_" + name, Help: help}))
+	}
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warmroute_peers_" + name, Help: help}, []string{label}))
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return register(reg, prometheus.NewGauge(prometheus.GaugeOpts{Name: "warmroute_" + name, Help: help}))
+	}
+	return &peersMetrics{
+		proxies:        gauge("peers", "Other proxies whose bookings are heard."),
+		bookings:       gauge("peers_bookings", "Requests in flight of other proxies, by their last full states."),
+		age:            gauge("peers_age_seconds", "Time since the most silent of the other proxies was heard."),
+		messages:       counters("messages_total", "Messages of bookings by direction: in or out.", "direction"),
+		dropped:        counters("dropped_total", "Messages of bookings that were not used, by reason.", "reason"),
+		lost:           counter("peers_lost_messages_total", "Messages of bookings that never arrived; the next full state mends them."),
+		refused:        counter("peers_refused_bookings_total", "Bookings of other proxies that were refused: of a worker that is not in the fleet, or over a bound."),
+		untold:         counter("peers_untold_bookings_total", "Own bookings that did not fit into a full state."),
+		unknownVersion: counter("events_unknown_version_total", "Messages of another protocol version, ignored."),
+	}
+}

@@ -35,7 +35,12 @@ func (s subjects) states(worker string) string {
 	return s.base + ".state." + encodeToken(worker) + ".*"
 }
 
-// lastToken returns the rank in a state subject.
+// load is the subject of a proxy's bookings, loads matches those of all.
+func (s subjects) load(proxy string) string { return s.base + ".load." + encodeToken(proxy) }
+
+func (s subjects) loads() string { return s.base + ".load.*" }
+
+// lastToken returns the rank in a state subject, or the proxy in a load subject.
 func lastToken(subject string) string {
 	return subject[strings.LastIndexByte(subject, '.')+1:]
 }

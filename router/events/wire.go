@@ -30,6 +30,8 @@ const (
 	kindState   = 2 // one chunk of an answer that holds a state
 	kindReplay  = 3 // one chunk of an answer that holds deltas
 	kindRefusal = 4 // an answer that says why there is none
+	kindChanges = 5 // bookings of a proxy that changed
+	kindLoad    = 6 // one chunk of all bookings of a proxy
 )
 
 var (
@@ -37,7 +39,8 @@ var (
 	errMessage = errors.New("message is malformed")
 )
 
-// header starts every binary message.
+// header starts every binary message. In those of a proxy its own id, incarnation and
+// number of the message stand for relay, epoch and seq.
 type header struct {
 	kind      byte
 	relay     []byte // points into the message
@@ -117,8 +120,17 @@ type decoder struct {
 	hashes []kv.SequenceHash
 }
 
-// open reads the header of a message. The events that follow are read by readEvents.
+// open reads the header of a relay's message. The events that follow are read by
+// readEvents.
 func (d *decoder) open(msg []byte) (h header, err error) {
+	if h, err = d.header(msg); err == nil && (h.kind < kindDelta || h.kind > kindRefusal) {
+		err = errMessage
+	}
+	return h, err
+}
+
+// header reads the header of a message of any kind.
+func (d *decoder) header(msg []byte) (h header, err error) {
 	d.b = msg
 	if len(msg) < 3 {
 		return h, errMessage
@@ -136,7 +148,7 @@ func (d *decoder) open(msg []byte) (h header, err error) {
 	h.relay, d.b = d.b[:n], d.b[n:]
 	h.epoch, h.seq, h.time = d.u64(), d.u64(), int64(d.u64())
 	size, ok := d.uvarint(1 << 20)
-	if !ok || h.kind < kindDelta || h.kind > kindRefusal {
+	if !ok {
 		return h, errMessage
 	}
 	h.blockSize = int(size)
