@@ -101,7 +101,7 @@ const (
 )
 
 // hashHint is how a key is hashed.
-const hashHint = `printf %s "$KEY" | sha256sum`
+const hashHint = `printf %s "$KEY" | sha256sum | cut -c1-64`
 
 // key reads one entry.
 func (k *keyConfig) key() (proxy.Key, error) {

@@ -37,7 +37,7 @@ func findModel(cfg tokenizerConfig, log *slog.Logger) func(context.Context, stri
 			return ref, nil
 		}
 		if !strings.Contains(ref, "/") || !h.Looks(ref) {
-			return "", fmt.Errorf("%q is no directory on this machine and no id such as org/name: set tokenizer.models (--model-path)", ref)
+			return "", fmt.Errorf("%q is no directory on this machine and no Hugging Face id such as org/name", ref)
 		}
 		ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 		defer cancel()
