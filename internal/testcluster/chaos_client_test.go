@@ -299,7 +299,6 @@ func (c *crowd) ask(front, reference *phone, q question) (text string, ok bool) 
 		})
 		reference.hangUp() // the engine closes what is idle for long
 		right := reference.ask(q, false)
-		reference.hangUp() // the worker would, after 5 s
 		var err error
 		if want, err = meaningOf(right.body, false); right.err != nil || err != nil {
 			c.tally.add(answer{outcome: truncated, reason: fmt.Sprintf("reference: %v, %v: %.200q", right.err, err, right.body)})
