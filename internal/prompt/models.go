@@ -109,6 +109,12 @@ func (m *Models) Offer(name, root string, style Style) {
 	}
 	m.mu.Lock()
 	s := m.mu.byName[name]
+	if s != nil && !set && s.style == style {
+		if u := s.use.Load(); u.model != nil && !u.degraded {
+			m.mu.Unlock() // another worker has the same model at another place
+			return
+		}
+	}
 	if s == nil {
 		if len(m.mu.byName) >= maxServed {
 			m.mu.Unlock()
@@ -259,7 +265,7 @@ func (m *Models) refresh(ctx context.Context, s *served, ref string, style Style
 	again := checkAgain
 	if !u.compared {
 		again = tryAgain
-		if old.compared && old.model == model && old.style == style {
+		if (old.compared || old.degraded) && !u.degraded && old.model == model && old.style == style {
 			u = old // what was found holds
 		}
 	}
@@ -346,7 +352,7 @@ const checkTool = `{"type":"function","function":{"name":"get_weather","descript
 // compare tokenises the checks here and on the engine.
 func (m *Models) compare(ctx context.Context, name string, model *Model, style Style, engine Source) *usable {
 	u := &usable{model: model, style: style, plain: true, tools: true}
-	asked := 0
+	asked, unasked := 0, 0
 	for _, c := range checks {
 		body := append(openai.AppendString([]byte(`{"model":`), name), ',')
 		body = append(body, c.body...)
@@ -360,6 +366,7 @@ func (m *Models) compare(ctx context.Context, name string, model *Model, style S
 			continue // both refuse it
 		case engineErr != nil:
 			m.metrics.checks.WithLabelValues("unasked").Inc()
+			unasked++
 			continue
 		case err != nil:
 			difference = err.Error()
@@ -381,8 +388,13 @@ func (m *Models) compare(ctx context.Context, name string, model *Model, style S
 			u.why = fmt.Sprintf("%s: %s", c.name, difference)
 		}
 	}
-	if u.compared = asked > 0; !u.compared {
+	u.compared = asked > 0 && unasked == 0
+	switch {
+	case u.compared || u.degraded: // a difference is one, whatever was not asked
+	case asked == 0:
 		u.why = "the engine cannot be asked for tokens: not compared"
+	default:
+		u.why = fmt.Sprintf("the engine could not be asked for %d of %d requests: not compared in full", unasked, len(checks))
 	}
 	return u
 }

@@ -21,13 +21,15 @@ type modelEngine struct {
 	model *Model // nil: the endpoint is not there
 	style Style
 	calls int
+
+	noChat bool // only completions are answered
 }
 
 func (e *modelEngine) Tokenize(_ context.Context, _ string, kind openai.Kind, body []byte) (Tokens, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.calls++
-	if e.model == nil {
+	if e.model == nil || e.noChat && kind == openai.Chat {
 		return Tokens{}, errors.New("no such endpoint")
 	}
 	ids, err := e.model.Tokenize(kind, body, e.style)
@@ -264,4 +266,38 @@ func TestLocal_ReasonsQuoteNothing(t *testing.T) {
 	if p.Source != kv.SourceText || !strings.Contains(p.Reason, "raises") || strings.Contains(p.Reason, "CANARY") {
 		t.Errorf("source %v: %q", p.Source, p.Reason)
 	}
+}
+
+// TestModels_AnotherPlaceOfTheSameModel: workers on several machines name the same model by
+// paths of their own; the one that works is kept.
+func TestModels_AnotherPlaceOfTheSameModel(t *testing.T) {
+	e := &modelEngine{model: loadFamily(t, "qwen3")}
+	withModels(t, ModelsConfig{}, e, func(m *Models) {
+		for range 3 {
+			m.Offer("m", filepath.Join(families, "qwen3"), StyleVLLM)
+			synctest.Wait()
+			m.Offer("m", "/models/on/another/machine", StyleVLLM)
+			synctest.Wait()
+		}
+		if p := m.ask(t, "m", false); p.Source != kv.SourceLocal || e.asked() != len(checks) {
+			t.Errorf("source %v after %d calls: %s", p.Source, e.asked(), p.Reason)
+		}
+	})
+}
+
+// TestModels_WhatWasNotAskedProvesNothing: an engine that answers a part of the comparison
+// does not take back the difference that was found.
+func TestModels_WhatWasNotAskedProvesNothing(t *testing.T) {
+	e := &modelEngine{model: changed(t, "qwen3", "<|im_end|>", "<|im_end|> ")}
+	withModels(t, ModelsConfig{}, e, func(m *Models) {
+		m.Offer("m", filepath.Join(families, "qwen3"), StyleVLLM)
+		synctest.Wait()
+		e.mu.Lock()
+		e.noChat = true
+		e.mu.Unlock()
+		time.Sleep(checkAgain + tryAgain + time.Second)
+		if p := m.ask(t, "m", false); p.Source == kv.SourceLocal || len(m.Degraded()) != 1 {
+			t.Errorf("source %v, %v", p.Source, m.Degraded())
+		}
+	})
 }
