@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/internal/hub"
+	"github.com/warmroute/warmroute/internal/prompt"
 )
 
 // modelPaths are the configured places of tokenizer files, as prompt.ModelsConfig wants
@@ -43,4 +44,17 @@ func findModel(cfg tokenizerConfig, log *slog.Logger) func(context.Context, stri
 		defer cancel()
 		return h.Dir(ctx, ref, "")
 	}
+}
+
+// loadModel loads what --model-path names, for the verbs that have no other place.
+func loadModel(ctx context.Context, ref string, cfg tokenizerConfig, log *slog.Logger) (*prompt.Model, error) {
+	dir, err := findModel(cfg, log)(ctx, ref)
+	if err != nil {
+		return nil, fmt.Errorf("--model-path: %w", err)
+	}
+	m, err := prompt.LoadModel(dir)
+	if err != nil {
+		return nil, fmt.Errorf("--model-path: %w", err)
+	}
+	return m, nil
 }

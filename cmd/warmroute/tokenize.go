@@ -52,13 +52,9 @@ completion (messages) or completion (prompt), from FILE or standard input.`,
 				return &usageError{err}
 			}
 			log := logConfig{Level: "warn", Format: "text"}
-			dir, err := findModel(tokenizerConfig{Offline: f.offline}, log.logger(cmd.ErrOrStderr()))(cmd.Context(), f.model)
+			m, err := loadModel(cmd.Context(), f.model, tokenizerConfig{Offline: f.offline}, log.logger(cmd.ErrOrStderr()))
 			if err != nil {
-				return fmt.Errorf("--model-path: %w", err)
-			}
-			m, err := prompt.LoadModel(dir)
-			if err != nil {
-				return fmt.Errorf("--model-path: %w", err)
+				return err
 			}
 			return f.run(cmd.OutOrStdout(), m, body)
 		},
@@ -117,10 +113,7 @@ func (f *tokenizeFlags) run(w io.Writer, m *prompt.Model, body []byte) error {
 	if err != nil {
 		return &usageError{err}
 	}
-	style := prompt.StyleVLLM
-	if f.engine == "sglang" {
-		style = prompt.StyleSGLang
-	}
+	style := prompt.StyleOf(f.engine)
 	text, err := m.Render(kind, body, style)
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/warmroute/warmroute/internal/kvwire"
-	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/internal/sim"
 )
 
@@ -99,12 +98,9 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 				return &usageError{err}
 			}
 			if model != "" {
-				dir, err := findModel(tokenizerConfig{}, log.logger(cmd.ErrOrStderr()))(cmd.Context(), model)
-				if err != nil {
-					return &usageError{fmt.Errorf("--model-path: %w", err)}
-				}
-				if cfg.Model, err = prompt.LoadModel(dir); err != nil {
-					return &usageError{fmt.Errorf("--model-path: %w", err)}
+				var err error
+				if cfg.Model, err = loadModel(cmd.Context(), model, tokenizerConfig{}, log.logger(cmd.ErrOrStderr())); err != nil {
+					return &usageError{err}
 				}
 			}
 			w, err := sim.NewServer(cfg)

@@ -213,9 +213,8 @@ func localBuilder(t testing.TB, cfg Config, names ...string) *Builder {
 	for _, name := range names {
 		s := &served{name: name}
 		s.use.Store(&usable{model: loadFamily(t, name), plain: true, tools: true})
-		cfg.Models.mu.byName[name] = s
+		(*cfg.Models.list.Load())[name] = s
 	}
-	cfg.Models.list.Store(&cfg.Models.mu.byName)
 	b := New(cfg)
 	t.Cleanup(b.Close)
 	return b

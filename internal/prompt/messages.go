@@ -24,6 +24,14 @@ const (
 	StyleSGLang
 )
 
+// StyleOf returns the style of an engine by its name.
+func StyleOf(engine string) Style {
+	if engine == "sglang" {
+		return StyleSGLang
+	}
+	return StyleVLLM
+}
+
 // converter makes a template's variables of one request. Strings point into the body or
 // into its own memory, so it must outlive the rendering.
 type converter struct {

@@ -25,7 +25,6 @@ type Model struct {
 	tok      *tokenizer.Tokenizer
 	template *jinja.Template
 	tools    *jinja.Template // for requests with tools, where the model has another
-	source   string          // of both templates
 	before   []uint32        // what the post-processor puts before a text: BOS
 	after    []uint32        // and behind it
 }
@@ -49,10 +48,7 @@ func LoadModel(dir string) (*Model, error) {
 			m.template = parsed
 		case "tool_use":
 			m.tools = parsed
-		default:
-			continue
 		}
-		m.source += t.Source
 	}
 	m.before, m.after = tok.Frame()
 	return m, nil
@@ -186,18 +182,33 @@ func cutContinued(text []byte) ([]byte, error) {
 // Tokenize returns the token ids of a request's prompt as an engine of that style has
 // them. Errors do not quote the prompt, except what a template raises.
 func (m *Model) Tokenize(kind openai.Kind, body []byte, style Style) ([]uint32, error) {
+	var ids []uint32
+	err := m.rendered(kind, body, style, func(req *openai.Request, text []byte) {
+		before, after := m.frame(req, body)
+		ids = append(m.tok.Encode(append(ids, before...), text), after...)
+	})
+	return ids, err
+}
+
+// Render returns the text of a request's prompt.
+func (m *Model) Render(kind openai.Kind, body []byte, style Style) (text string, err error) {
+	err = m.rendered(kind, body, style, func(_ *openai.Request, b []byte) { text = string(b) })
+	return text, err
+}
+
+// rendered calls f with a request and its prompt's text, which is valid during the call.
+func (m *Model) rendered(kind openai.Kind, body []byte, style Style, f func(req *openai.Request, text []byte)) error {
 	var req openai.Request
 	if err := openai.ParseRequest(kind, body, &req); err != nil {
-		return nil, err
+		return err
 	}
 	r := renderings.Get().(*rendering)
 	defer r.free()
 	if err := m.render(r, &req, body, style); err != nil {
-		return nil, err
+		return err
 	}
-	before, after := m.frame(&req, body)
-	ids := m.tok.Encode(append([]uint32(nil), before...), r.text)
-	return append(ids, after...), nil
+	f(&req, r.text)
+	return nil
 }
 
 // Dir returns the directory that the model was loaded from.
@@ -220,18 +231,6 @@ func (m *Model) EOS() (id uint32, ok bool) {
 		return 0, false
 	}
 	return ids[0], true
-}
-
-// Render returns the text of a request's prompt.
-func (m *Model) Render(kind openai.Kind, body []byte, style Style) (string, error) {
-	var req openai.Request
-	if err := openai.ParseRequest(kind, body, &req); err != nil {
-		return "", err
-	}
-	r := renderings.Get().(*rendering)
-	defer r.free()
-	err := m.render(r, &req, body, style)
-	return string(r.text), err
 }
 
 // frame returns what stands around a request's text: nothing in a chat, whose template

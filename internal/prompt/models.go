@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -47,10 +48,9 @@ type Models struct {
 	cfg     ModelsConfig
 	metrics *modelMetrics
 	wake    chan struct{}
-	list    atomic.Pointer[map[string]*served]
+	list    atomic.Pointer[map[string]*served] // by name; replaced with mu held
 	mu      struct {
 		sync.Mutex
-		byName map[string]*served
 		loaded map[string]*Model // by directory: names may share one
 	}
 }
@@ -82,7 +82,6 @@ func NewModels(cfg ModelsConfig) *Models {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	m := &Models{cfg: cfg, metrics: newModelMetrics(cfg.Registerer), wake: make(chan struct{}, 1)}
-	m.mu.byName = make(map[string]*served)
 	m.mu.loaded = make(map[string]*Model)
 	m.list.Store(&map[string]*served{})
 	return m
@@ -104,43 +103,41 @@ func (m *Models) Offer(name, root string, style Style) {
 	if ref == "" {
 		return
 	}
-	if s := (*m.list.Load())[name]; s != nil && m.same(s, ref, style) {
-		return
-	}
 	m.mu.Lock()
-	s := m.mu.byName[name]
-	if s != nil && !set && s.style == style {
+	defer m.mu.Unlock()
+	s := (*m.list.Load())[name]
+	switch {
+	case s == nil:
+		if s = m.addLocked(name); s == nil {
+			return
+		}
+	case s.style != style:
+	case s.root == ref:
+		return
+	case !set:
 		if u := s.use.Load(); u.model != nil && !u.degraded {
-			m.mu.Unlock() // another worker has the same model at another place
-			return
+			return // another worker has the same model at another place
 		}
-	}
-	if s == nil {
-		if len(m.mu.byName) >= maxServed {
-			m.mu.Unlock()
-			return
-		}
-		s = &served{name: name}
-		s.use.Store(&usable{why: "its tokenizer is being loaded"})
-		m.mu.byName[name] = s
-		next := make(map[string]*served, len(m.mu.byName))
-		for k, v := range m.mu.byName {
-			next[k] = v
-		}
-		m.list.Store(&next)
 	}
 	s.root, s.style, s.due = ref, style, time.Time{}
-	m.mu.Unlock()
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (m *Models) same(s *served, ref string, style Style) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return s.root == ref && s.style == style
+// addLocked adds a name; nil where there are too many.
+func (m *Models) addLocked(name string) *served {
+	list := *m.list.Load()
+	if len(list) >= maxServed {
+		return nil
+	}
+	s := &served{name: name}
+	s.use.Store(&usable{why: "its tokenizer is being loaded"})
+	next := maps.Clone(list)
+	next[name] = s
+	m.list.Store(&next)
+	return s
 }
 
 // of returns the model to make a request's tokens with, or why there is none.
@@ -229,7 +226,7 @@ func (m *Models) Run(ctx context.Context, engine Source) error {
 func (m *Models) next() (s *served, root string, style Style) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range m.mu.byName {
+	for _, s := range *m.list.Load() {
 		if !s.due.After(time.Now()) {
 			return s, s.root, s.style
 		}
@@ -241,7 +238,7 @@ func (m *Models) untilDue() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	d := checkAgain
-	for _, s := range m.mu.byName {
+	for _, s := range *m.list.Load() {
 		d = min(d, time.Until(s.due))
 	}
 	return max(d, 0)

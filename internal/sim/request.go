@@ -219,11 +219,7 @@ func (s *Server) chatPrompt(q *genRequest) (rendered, *apiError) {
 	if s.cfg.Model == nil {
 		return q.render(s.cfg.Like, s.cfg.Template == "thinking"), nil
 	}
-	style := prompt.StyleVLLM
-	if s.cfg.Like == SGLang {
-		style = prompt.StyleSGLang
-	}
-	ids, err := s.cfg.Model.Tokenize(openai.Chat, q.raw, style)
+	ids, err := s.cfg.Model.Tokenize(openai.Chat, q.raw, prompt.StyleOf(string(s.cfg.Like)))
 	if err != nil {
 		return rendered{}, badRequest("messages", "%v", err)
 	}

@@ -211,10 +211,6 @@ func (w *Worker) refresh(ctx context.Context) error {
 // offerModels tells the local tokenizers what the worker serves. An adapter has its base
 // model's tokenizer.
 func (w *Worker) offerModels(f *facts) {
-	style := prompt.StyleVLLM
-	if f.engine == EngineSGLang {
-		style = prompt.StyleSGLang
-	}
 	for _, m := range f.models {
 		root := m.Root
 		for _, base := range f.models {
@@ -222,7 +218,7 @@ func (w *Worker) offerModels(f *facts) {
 				root = base.Root
 			}
 		}
-		w.f.cfg.Local.Offer(m.ID, root, style)
+		w.f.cfg.Local.Offer(m.ID, root, prompt.StyleOf(f.engine))
 	}
 }
 
