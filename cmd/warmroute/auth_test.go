@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -278,14 +277,7 @@ func TestServe_ReloadsKeysAndCertificates(t *testing.T) {
 // TestServe_WarmsUnderTheTenantsSalt: the warm-up of a tenant's next turn carries its salt,
 // so that turn finds its prefix, and the same conversation of another tenant finds nothing.
 func TestServe_WarmsUnderTheTenantsSalt(t *testing.T) {
-	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Engine: sim.EngineConfig{SpeedUp: 10}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- worker.Run(ctx) }() // owned by the test
-	defer func() { cancel(); <-ended }()
+	worker := startThinking(t, sim.EngineConfig{SpeedUp: 10})
 	cfg := defaultConfig()
 	cfg.Prefill.Holdout = 0
 	cfg.Auth.Keys = []keyConfig{

@@ -230,17 +230,25 @@ func TestServe_PortInUse(t *testing.T) {
 	}
 }
 
-// TestServe_WarmsTheNextTurn: a thinking model's next turn finds the stripped history
-// cached when the turn before asked for speculative prefill, and the answer says so.
-func TestServe_WarmsTheNextTurn(t *testing.T) {
-	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0"})
+// startThinking runs a simulated worker that strips reasoning from the history, until the
+// test ends.
+func startThinking(t *testing.T, engine sim.EngineConfig) *sim.Server {
+	t.Helper()
+	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Engine: engine})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- worker.Run(ctx) }() // owned by the test
-	defer func() { cancel(); <-ended }()
+	go func() { ended <- worker.Run(ctx) }() // read by the cleanup
+	t.Cleanup(func() { cancel(); <-ended })
+	return worker
+}
+
+// TestServe_WarmsTheNextTurn: a thinking model's next turn finds the stripped history
+// cached when the turn before asked for speculative prefill, and the answer says so.
+func TestServe_WarmsTheNextTurn(t *testing.T) {
+	worker := startThinking(t, sim.EngineConfig{})
 	cfg := defaultConfig()
 	cfg.Prefill.Holdout = 0
 	cfg.Workers = []workerConfig{{ID: "w", URL: worker.URL(), Events: worker.EventsEndpoint(0), Replay: worker.ReplayEndpoint(0)}}
