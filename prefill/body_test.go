@@ -32,7 +32,8 @@ func warm(t testing.TB, body string, m *reply) (string, error) {
 	if reason != "" {
 		return "", fmt.Errorf("%s", reason)
 	}
-	b, err := warmBody(nil, []byte(body), &v, m, trigger, stubs[0])
+	e := echoOf([]byte(body), &v, trigger, habit{}, habit{})
+	b, err := warmBody(nil, []byte(body), &v, m, &e, stubs[0])
 	if err == nil {
 		if err := openai.ParseRequest(openai.Chat, b, &v); err != nil {
 			t.Errorf("the warm request does not parse: %v\n%s", err, b)

@@ -34,7 +34,8 @@ const (
 // Warmup is one prefill-only request, ready to be sent.
 type Warmup struct {
 	Worker        kv.WorkerRank
-	Body          []byte // for /v1/chat/completions
+	Path          string // of the worker's endpoint
+	Body          []byte // for Path
 	Header        []byte // lines "Name: value\r\n", request id and rank included
 	Authorization []byte // the client's, for workers without a key of their own
 }

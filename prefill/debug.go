@@ -22,8 +22,16 @@ type Record struct {
 	LiveTokens int           `json:"live_tokens"` // that the worker held
 	GainTokens int           `json:"gain_tokens"` // to be computed
 	Seconds    float64       `json:"seconds"`
-	Outcome    string        `json:"outcome"` // warmed, cancelled or failed
+	LiveFrom   string        `json:"live_from,omitempty"`
+	Form       string        `json:"form,omitempty"` // tokens or chat
+	Outcome    string        `json:"outcome"`        // warmed, cancelled or failed; or prefix_false, told by the next turn
 	Reason     string        `json:"reason,omitempty"`
+
+	// Of prefix_false: the tokens that were to be the next prompt's start, and the index
+	// of the first that differs, -1 where only blocks were compared. Reason says in which
+	// part of the prompt that is.
+	PrefixTokens int  `json:"prefix_tokens,omitempty"`
+	DiffersAt    *int `json:"differs_at,omitempty"`
 }
 
 // Snapshot is what /debug/prefill shows.
@@ -119,7 +127,17 @@ func (p *Prefiller) recordLocked(j *job, outcome, reason string) {
 	w := &j.c.warm
 	p.mu.recent[p.mu.next%maxRecent] = Record{
 		Time: j.sent, Model: j.c.scope.model, Trigger: j.trigger, Worker: w.worker, LiveTokens: w.live, GainTokens: w.gain,
-		Seconds: time.Since(j.sent).Seconds(), Outcome: outcome, Reason: reason,
+		Seconds: time.Since(j.sent).Seconds(), Outcome: outcome, Reason: reason, LiveFrom: w.from, Form: w.form,
+	}
+	p.mu.next++
+}
+
+// recordFalseLocked keeps where a next prompt left what was warmed for it.
+func (p *Prefiller) recordFalseLocked(c *conversation, r *truth) {
+	w := &c.warm
+	p.mu.recent[p.mu.next%maxRecent] = Record{
+		Time: time.Now(), Model: c.scope.model, Trigger: c.scope.trigger, Worker: w.worker, LiveTokens: w.live, GainTokens: w.gain,
+		LiveFrom: w.from, Form: w.form, Outcome: "prefix_false", Reason: r.where, PrefixTokens: c.expect.prefix, DiffersAt: &r.at,
 	}
 	p.mu.next++
 }

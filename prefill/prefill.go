@@ -24,6 +24,7 @@ type Prefiller struct {
 	sending atomic.Int64 // warm-ups under way
 	wake    chan struct{}
 	metrics *metrics
+	verify  *verifyMetrics
 
 	admit sync.Mutex // held from the last look at a worker to the booking there; before mu
 
@@ -33,6 +34,8 @@ type Prefiller struct {
 		jobs   []*job // oldest first
 		fresh  []*job // of them, those that Run has not started
 		pauses map[string]time.Time
+		chats  map[string]time.Time // workers that take no token ids, and until when
+		habits habits
 		learn  learning
 		rand   *rand.Rand
 		tau    time.Duration // age scale that the router told last
@@ -77,10 +80,12 @@ func New(cfg Config) *Prefiller {
 	p.sums.New = func() any { return new([]uint64) }
 	p.mu.table.init()
 	p.mu.pauses = map[string]time.Time{}
+	p.mu.chats, p.mu.habits = map[string]time.Time{}, habits{}
 	p.mu.learn.init()
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
 	p.metrics = newMetrics(p, cfg.Registerer)
+	p.verify = newVerifyMetrics(cfg.Registerer)
 	return p
 }
 
@@ -183,7 +188,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	}
 	c := &conversation{
 		key: t.key, messages: t.messages, scope: scope{t.id.key, t.id.model, trigger},
-		served: e.Worker, ended: now, thought: t.thought,
+		served: e.Worker, ended: now, thought: t.thought, said: t.reply.said(), own: t.own,
 	}
 	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e}
 	c.job = j

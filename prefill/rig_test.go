@@ -36,8 +36,9 @@ type rig struct {
 	router   *router.Router
 	prefill  *Prefiller
 	engines  map[string]*engine
-	thinking bool // the template drops reasoning from history
-	noTokens bool // prompts are known as text only
+	render   func(body []byte) []uint32 // the chat template and the tokenizer
+	thinking bool                       // the template drops reasoning from history
+	noTokens bool                       // prompts are known as text only
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
 
@@ -62,7 +63,7 @@ type rigConfig struct {
 func newRig(t testing.TB, cfg rigConfig) *rig {
 	g := &rig{
 		t: t, start: time.Now(), registry: prometheus.NewRegistry(), routing: prometheus.NewRegistry(), index: index.NewSet(index.Config{}), numbers: &kv.Workers{},
-		engines: map[string]*engine{}, thinking: cfg.Thinking, noTokens: cfg.NoTokens,
+		engines: map[string]*engine{}, render: render, thinking: cfg.Thinking, noTokens: cfg.NoTokens,
 	}
 	g.router = router.New(router.Config{Index: g.index, Workers: g.numbers, Seed: 1, Registerer: g.routing})
 	if cfg.Engine.BlockSize == 0 {
@@ -295,7 +296,7 @@ func generation(reasoning, content, call string) []uint32 {
 
 func (g *rig) identify(_ context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
 	p := &kv.Prompt{Source: kv.SourceEngine, Namespace: ns, BytesPerToken: 1}
-	tokens := render(body)
+	tokens := g.render(body)
 	p.TokenCount = len(tokens)
 	if !g.noTokens {
 		p.Tokens = tokens
@@ -330,7 +331,7 @@ func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
 		return a, err
 	}
 	e := g.engines[w.Worker.ID]
-	c := e.submit(render(w.Body), []uint32{9})
+	c := e.submit(g.prompt(w), []uint32{9})
 	select {
 	case <-ctx.Done():
 		e.abort(c)
@@ -340,6 +341,20 @@ func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
 	}
 	g.logf("%s  warm     %s  cached=%d new=%d", name, w.Worker, c.seq.CachedTokens, len(c.seq.Tokens)-c.seq.CachedTokens)
 	return Answer{Status: 200, Usage: openai.Usage{PromptTokens: len(c.seq.Tokens), CompletionTokens: 1, CachedTokens: c.seq.CachedTokens, ReasoningTokens: -1}}, nil
+}
+
+// prompt returns the tokens of a warm-up of either form.
+func (g *rig) prompt(w *Warmup) []uint32 {
+	if w.Path == pathChat {
+		return g.render(w.Body)
+	}
+	var q struct {
+		Prompt []uint32
+	}
+	if err := json.Unmarshal(w.Body, &q); err != nil || len(q.Prompt) == 0 {
+		panic(fmt.Sprintf("%s: %v: %s", w.Path, err, w.Body))
+	}
+	return q.Prompt
 }
 
 // settled lets everything that can happen at this instant happen, so that the log has

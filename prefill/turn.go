@@ -47,6 +47,8 @@ type Turn struct {
 	state    string
 	thought  bool // reasoning was seen since the last user's message
 	ended    bool
+	own      habit  // how this conversation's client writes replies back
+	came     string // what this turn's messages have other than was assumed, "" for nothing
 }
 
 // Arrived tells that a request came in. If it is the next turn of a conversation, a
@@ -80,6 +82,7 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	p.sums.Put(buf)
 	if t.prev != nil {
 		t.state = t.prev.state
+		t.learn(&a)
 	}
 	if !wanted {
 		if t.prev == nil {
@@ -100,6 +103,19 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 		t.body = bytes.Clone(a.Body)
 	}
 	return t
+}
+
+// learn compares what came with what was assumed.
+func (t *Turn) learn(a *Arrival) {
+	c, p := t.prev, t.p
+	h := seen(a.Body, a.Request, c.messages, c.said)
+	t.own = h.over(c.own)
+	t.came = c.expect.differs(a.Body, a.Request, p.seed, c.messages)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.habits.note(c.scope, h) {
+		p.verify.forgotten.Inc()
+	}
 }
 
 // ValidHint tells whether the header's value can be read; nothing is a valid value.
@@ -189,6 +205,7 @@ func (t *Turn) Finish(e End) {
 	t.ended = true
 	p := t.p
 	if t.prev != nil {
+		p.verified(t.prev, e.Prompt, t.came)
 		p.settle(t.prev, &e)
 		t.prev = nil
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/warmroute/warmroute/internal/openai"
@@ -67,14 +66,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 	if lease == nil {
 		return false // held out, or cancelled at the last moment
 	}
-	rank := ""
-	if lease.SendRank() {
-		rank = strconv.Itoa(lease.Worker().Rank)
-	}
-	a, err := p.cfg.Sender.Prefill(sending, &Warmup{
-		Worker: lease.Worker(), Body: w.body, Authorization: j.end.Authorization,
-		Header: warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank),
-	})
+	a, err := p.deliver(sending, j, w, lease)
 	p.metrics.inflight.Dec()
 	p.mu.Lock()
 	gaveWay := j.lease == nil && !j.over
@@ -136,13 +128,18 @@ func newID() string {
 
 // plan is one warm request and what is known of its prompt.
 type plan struct {
-	body      []byte
+	body      []byte // as a chat with a stub
 	prompt    *kv.Prompt
 	prefix    int  // tokens of the prompt that the next turn shares; 0: tokens are not known
+	exact     bool // prefix was found by two renderings
+	texts     int  // text blocks that it shares, where tokens are not known
 	visible   int  // bytes of replies and tool messages since the last user's message
 	maxTokens int  // of the client, so that the router sees the turn to come
 	known     bool // the tokens of the finished turn's own prompt are known
 	shared    int  // tokens that its prompt and the warm one share
+	generated int  // tokens that its prompt, the reply behind it and the warm one share; -1: not known
+	expect    *expectation
+	form      form // of the request under way
 }
 
 // prepare builds the warm request and finds out what it shares with the next turn.
@@ -159,34 +156,45 @@ func (p *Prefiller) prepare(ctx context.Context, j *job) (w *plan, reason string
 			return nil, skipShape
 		}
 	}
-	w = &plan{maxTokens: v.MaxTokens, visible: visible(&v, &t.reply)}
+	p.mu.Lock()
+	others := p.mu.habits.of(j.c.scope)
+	p.mu.Unlock()
+	e := echoOf(body, &v, j.trigger, t.own, others)
+	stubs := stubsFor(body, &v)
+	w = &plan{maxTokens: v.MaxTokens, visible: visible(&v, &t.reply), generated: -1}
 	var err error
-	if w.body, err = warmBody(nil, body, &v, &t.reply, j.trigger, stubs[0]); err != nil {
+	if w.body, err = warmBody(nil, body, &v, &t.reply, &e, stubs[0]); err != nil {
 		return nil, skipShape
 	}
 	if w.prompt = p.identify(ctx, w.body, t.id.ns); w.prompt == nil {
 		return nil, skipShape
 	}
-	if !whollyExact(w.prompt) {
-		return w, ""
+	whole := whollyExact(w.prompt)
+	if whole {
+		w.prefix = len(w.prompt.Tokens)
+		w.compare(&j.end, t.reply.ids)
 	}
 	// The first rendering bounds the gain from above; a second one is only worth its
 	// price where that is not too little.
-	w.prefix = len(w.prompt.Tokens)
-	w.compare(j.end.Prompt)
 	if _, reason, again := p.judge(j, w); reason != "" && !again {
 		return nil, reason
 	}
-	other, err := warmBody(nil, body, &v, &t.reply, j.trigger, stubs[1])
+	other, err := warmBody(nil, body, &v, &t.reply, &e, stubs[1])
 	if err != nil {
 		return nil, skipShape
 	}
-	if q := p.identify(ctx, other, t.id.ns); q != nil && whollyExact(q) {
+	q := p.identify(ctx, other, t.id.ns)
+	switch {
+	case !whole && q != nil:
+		w.texts = common(w.prompt.Text, q.Text)
+	case !whole:
+	case q != nil && whollyExact(q):
 		// The last token may be another one once the next message's text follows it.
-		w.prefix = max(common(w.prompt.Tokens, q.Tokens)-1, 0)
-	} else {
+		w.prefix, w.exact = max(common(w.prompt.Tokens, q.Tokens)-1, 0), true
+	default:
 		w.prefix = max(w.prefix-stubTokens, 0)
 	}
+	w.expect = p.expect(w, t.body, &e, &t.reply)
 	return w, ""
 }
 
@@ -207,14 +215,24 @@ func whollyExact(p *kv.Prompt) bool {
 	return p.Exact() && p.Reason == "" && len(p.Tokens) == p.TokenCount
 }
 
-// compare finds where the next turn's prompt leaves that of the finished one.
-func (w *plan) compare(before *kv.Prompt) {
-	if before != nil && whollyExact(before) {
-		w.known, w.shared = true, common(before.Tokens, w.prompt.Tokens)
+// compare finds where the next turn's prompt leaves that of the finished one, and what the
+// engine has computed for it: the prompt and all of the reply but its last token. Only the
+// engine's own ids say what that is: text that is tokenised again may be other tokens.
+func (w *plan) compare(e *End, reply []uint32) {
+	if e.Prompt == nil || !whollyExact(e.Prompt) {
+		return
+	}
+	w.known, w.shared = true, common(e.Prompt.Tokens, w.prompt.Tokens)
+	if len(reply) == 0 || len(reply) != e.Usage.CompletionTokens {
+		return
+	}
+	w.generated = w.shared
+	if w.shared == len(e.Prompt.Tokens) {
+		w.generated += common(reply[:len(reply)-1], w.prompt.Tokens[w.shared:])
 	}
 }
 
-func common(a, b []uint32) int {
+func common[T comparable](a, b []T) int {
 	n := min(len(a), len(b))
 	for i := range n {
 		if a[i] != b[i] {
@@ -272,8 +290,9 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	if g != groupWarmed {
 		return nil, "", false
 	}
+	w.form = p.formOf(w, &v)
 	lease, err := p.cfg.Router.Route(ctx, &router.Request{
-		Model: j.turn.id.model, Key: j.turn.id.key, Prompt: w.prompt, MaxTokens: 1,
+		Model: j.turn.id.model, Key: j.turn.id.key, Prompt: w.sent(), MaxTokens: 1,
 		PinWorker: v.worker.ID, PinRank: v.worker.Rank, Speculative: true,
 	})
 	if err != nil {
@@ -292,6 +311,8 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	} else {
 		j.c.warm.goesOn(&v)
 	}
+	j.c.warm.form = w.form.String()
+	p.mu.table.expect(j.c, w.expect)
 	p.sending.Add(1)
 	p.metrics.inflight.Inc()
 	p.metrics.sent.WithLabelValues(string(j.trigger)).Inc()

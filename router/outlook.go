@@ -25,6 +25,7 @@ type Outlook struct {
 	Full          bool    // no sequence slot is free
 	Evict         float64 // E, seconds
 	AgeScale      float64 // τ, seconds
+	Drafts        bool    // as the worker's spec says
 
 	// Of the last 60 s, or since the rank joined, that is Over: the time in which a
 	// client's request waited there for its first token, and that in which a warm-up
@@ -62,7 +63,7 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
 		Rate: w.in.rate, Inflight: k.inflight, Waiting: waiting, Warming: len(k.warm),
 		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight+len(k.warm) >= k.worker.spec.MaxNumSeqs,
-		Evict: w.terms.evict, AgeScale: q.tau,
+		Evict: w.terms.evict, AgeScale: q.tau, Drafts: k.worker.spec.Drafts,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
 }

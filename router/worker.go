@@ -20,6 +20,7 @@ type WorkerSpec struct {
 	MaxNumSeqs     int         // sequences that one rank runs at once
 	MaxInflight    int         // requests of all ranks; 0: Config.MaxInflight
 	Engine         string      // "vllm", "sglang", …; for people
+	Drafts         bool        // decodes with drafts: the last block of a cached prefix is computed again
 }
 
 // ModelSpec is one served model name; an adapter names its base model as Parent.

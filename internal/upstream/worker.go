@@ -99,7 +99,7 @@ func (w *Worker) spec() router.WorkerSpec {
 	if f == nil {
 		return s
 	}
-	s.Engine = f.engine
+	s.Engine, s.Drafts = f.engine, f.drafts
 	s.BlockSize = first(s.BlockSize, f.blockSize)
 	s.CapacityTokens = first(s.CapacityTokens, f.capacityTokens)
 	s.MaxNumSeqs = first(s.MaxNumSeqs, f.maxNumSeqs)
