@@ -95,35 +95,61 @@ func (t habits) of(s scope) habit {
 // echoOf returns how the reply to a request will be written back. The best witness is this
 // conversation's last reply (own), then the messages in its history: the last assistant
 // message of the kind that is to be written, else the last one. A conversation's first
-// reply goes by what this tenant's other clients did (others).
-func echoOf(body []byte, v *openai.Request, trigger Trigger, own, others habit) echo {
-	e := others.echo
+// reply goes by what this tenant's other clients did (others). Where there is no witness of
+// what matters for reply m, other is how it would be written in the other way.
+func echoOf(body []byte, v *openai.Request, m *reply, own, others habit) (e, other echo) {
+	e = others.echo
 	if !others.calls {
 		e.content = "null"
 	}
 	found, answered := false, false
 	for i := len(v.Messages) - 1; i >= 0; i-- {
-		m := &v.Messages[i]
-		if m.Role == "tool" && !answered {
-			e.toolNames, answered = m.Other && hasMember(body, m.Span, "name"), true
+		x := &v.Messages[i]
+		if x.Role == "tool" && !answered {
+			e.toolNames, answered = x.Other && hasMember(body, x.Span, "name"), true
 		}
-		if m.Role != "assistant" {
+		if x.Role != "assistant" {
 			continue
 		}
-		s := styleOf(body, m)
-		same := s.calls == (trigger == TriggerTools)
+		s := styleOf(body, x)
+		same := s.calls == (len(m.calls) > 0)
 		if !found || same {
 			e.reasoning, e.inline = s.reasoning, s.inline
 			found = true
 		}
 		if s.calls && s.content != "text" {
-			e.content = s.content
+			e.content, others.calls = s.content, true
 		}
 		if same {
 			break
 		}
 	}
-	return own.over(habit{e, true, true, true, true}).echo
+	e = own.over(habit{e, true, true, true, true}).echo
+	return e, e.otherwise(m, habit{
+		fields: own.fields || others.fields || found, marks: own.marks || others.marks || found,
+		calls: own.calls || others.calls, tools: own.tools || others.tools || answered,
+	})
+}
+
+// otherwise returns e with what nobody has seen turned to its contrary, as far as reply m
+// shows it.
+func (e echo) otherwise(m *reply, seen habit) echo {
+	s := m.said()
+	if s.field && !seen.fields {
+		for i := range e.reasoning {
+			e.reasoning[i] = len(m.reasoning[i]) > 0
+		}
+	}
+	if s.marks && !seen.marks {
+		e.inline = !e.inline
+	}
+	if s.onlyCalls && !seen.calls {
+		e.content = `""`
+	}
+	if len(m.calls) > 0 && !seen.tools {
+		e.toolNames = !e.toolNames
+	}
+	return e
 }
 
 // style is what one assistant message shows.

@@ -298,7 +298,7 @@ func (g *rig) identify(_ context.Context, req *openai.Request, body []byte, ns k
 	p := &kv.Prompt{Source: kv.SourceEngine, Namespace: ns, BytesPerToken: 1}
 	tokens := g.render(body)
 	p.TokenCount = len(tokens)
-	if !g.noTokens {
+	if !g.noTokens && tokens != nil {
 		p.Tokens = tokens
 		return p
 	}

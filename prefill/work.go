@@ -131,7 +131,7 @@ type plan struct {
 	body      []byte // as a chat with a stub
 	prompt    *kv.Prompt
 	prefix    int  // tokens of the prompt that the next turn shares; 0: tokens are not known
-	exact     bool // prefix was found by two renderings
+	exact     bool // prefix is what several renderings have in common
 	texts     int  // text blocks that it shares, where tokens are not known
 	visible   int  // bytes of replies and tool messages since the last user's message
 	maxTokens int  // of the client, so that the router sees the turn to come
@@ -159,7 +159,7 @@ func (p *Prefiller) prepare(ctx context.Context, j *job) (w *plan, reason string
 	p.mu.Lock()
 	others := p.mu.habits.of(j.c.scope)
 	p.mu.Unlock()
-	e := echoOf(body, &v, j.trigger, t.own, others)
+	e, otherwise := echoOf(body, &v, &t.reply, t.own, others)
 	stubs := stubsFor(body, &v)
 	w = &plan{maxTokens: v.MaxTokens, visible: visible(&v, &t.reply), generated: -1}
 	var err error
@@ -183,19 +183,33 @@ func (p *Prefiller) prepare(ctx context.Context, j *job) (w *plan, reason string
 	if err != nil {
 		return nil, skipShape
 	}
-	q := p.identify(ctx, other, t.id.ns)
-	switch {
-	case !whole && q != nil:
-		w.texts = common(w.prompt.Text, q.Text)
-	case !whole:
-	case q != nil && whollyExact(q):
-		// The last token may be another one once the next message's text follows it.
-		w.prefix, w.exact = max(common(w.prompt.Tokens, q.Tokens)-1, 0), true
-	default:
-		w.prefix = max(w.prefix-stubTokens, 0)
+	w.exact = whole
+	w.cut(p.identify(ctx, other, t.id.ns))
+	if otherwise != e {
+		// Nobody knows how this client writes replies back: what is the same both ways is
+		// warmed.
+		if other, err = warmBody(nil, body, &v, &t.reply, &otherwise, stubs[1]); err != nil {
+			return nil, skipShape
+		}
+		w.cut(p.identify(ctx, other, t.id.ns))
 	}
 	w.expect = p.expect(w, t.body, &e, &t.reply)
 	return w, ""
+}
+
+// cut shortens what the next turn shares to what another rendering has, too.
+func (w *plan) cut(q *kv.Prompt) {
+	switch {
+	case q == nil || whollyExact(w.prompt) && !whollyExact(q):
+		w.prefix, w.texts, w.exact = max(min(w.prefix, len(w.prompt.Tokens)-stubTokens), 0), 0, false
+	case whollyExact(w.prompt):
+		// The last token may be another one once the next message's text follows it.
+		w.prefix = max(min(w.prefix, common(w.prompt.Tokens, q.Tokens)-1), 0)
+	case w.texts == 0:
+		w.texts = common(w.prompt.Text, q.Text)
+	default:
+		w.texts = min(w.texts, common(w.prompt.Text, q.Text))
+	}
 }
 
 // stubTokens is a generous guess at the tokens of a stub message with what the template

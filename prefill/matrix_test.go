@@ -1,0 +1,382 @@
+package prefill
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/prompt"
+	"github.com/warmroute/warmroute/internal/sim"
+	"github.com/warmroute/warmroute/router"
+	"github.com/warmroute/warmroute/router/kv"
+)
+
+// family is a chat template and what its model writes.
+type family struct {
+	Tokenizer string // directory of a trained one
+	// What the model writes around its reasoning, before an answer, for a call (NAME, ARGS
+	// and ID are filled in) and at the end of an answer and of a call.
+	Open, Close, Say, Call, End string
+	CallEnd                     *string
+	Kwargs                      map[string]any // that a thinking request has
+
+	name  string
+	model *prompt.Model
+}
+
+const trained = "../internal/tokenizer/testdata"
+
+// loadFamily puts a template beside the tokenizer of a directory.
+func loadFamily(t *testing.T, tokenizer, template string) *prompt.Model {
+	t.Helper()
+	dir := t.TempDir()
+	files := map[string]string{"tokenizer.json": "tokenizer.json", "tokenizer_config.json": "tokenizer_config.json"}
+	for to, from := range files {
+		raw, err := os.ReadFile(filepath.Join(tokenizer, from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, to), raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(template), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m, err := prompt.LoadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Now = func() time.Time { return time.Date(2026, 1, 15, 12, 0, 0, 0, time.UTC) }
+	return m
+}
+
+// cell is one conversation of the matrix: a turn and the next.
+type cell struct {
+	scenario string
+	echoed   bool // the client writes reasoning back
+}
+
+var scenarios = []string{"plain", "thinking", "tool loop", "after tool loop"}
+
+// history are the first turn's messages, its reply and what follows it.
+type history struct {
+	before           []string // JSON
+	reasoning, reply string
+	call             bool
+	next             string
+	bare             bool // without system message and tools
+}
+
+// prose returns text of about n words that no template treats apart.
+func prose(r *rand.Rand, n int) string {
+	list := strings.Fields("the router reads which worker holds a prefix and sends each request where its first token comes soonest over and again until every block is warm")
+	var b strings.Builder
+	for i := range n {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(list[r.IntN(len(list))])
+	}
+	return b.String()
+}
+
+const matrixTools = `[{"type":"function","function":{"name":"search","description":"Looks something up","parameters":{"type":"object","properties":{"query":{"type":"string"}},"required":["query"]}}}]`
+
+// history makes the conversation of a cell. Every one has an earlier turn, so that its
+// client's way of writing replies back can be seen.
+func (c cell) history(bare bool) *history {
+	r := rand.New(rand.NewPCG(7, uint64(len(c.scenario))))
+	say := func(role string, n int) string {
+		return fmt.Sprintf(`{"role":%q,"content":%s}`, role, quote(prose(r, n)))
+	}
+	thought := func() string {
+		if !c.echoed || c.scenario == "plain" {
+			return ""
+		}
+		return `,"reasoning":` + quote(prose(r, 200))
+	}
+	assistant := func() string {
+		return fmt.Sprintf(`{"role":"assistant","content":%s%s}`, quote(prose(r, 120)), thought())
+	}
+	step := func(n int) []string {
+		return []string{
+			fmt.Sprintf(`{"role":"assistant","content":null,"tool_calls":[%s]%s}`, matrixCall(n, prose(r, 3)), thought()),
+			fmt.Sprintf(`{"role":"tool","tool_call_id":"call0000%d","content":%s}`, n, quote(prose(r, 150))),
+		}
+	}
+	h := &history{bare: bare, reply: prose(r, 220), next: say("user", 30)}
+	if !bare {
+		h.before = append(h.before, say("system", 80))
+	}
+	h.before = append(h.before, say("user", 60), assistant(), say("user", 40))
+	if c.scenario != "plain" {
+		h.reasoning = prose(r, 300)
+	}
+	switch c.scenario {
+	case "tool loop":
+		h.before = append(h.before, step(1)...)
+		h.call, h.reply = true, prose(r, 3)
+		h.next = fmt.Sprintf(`{"role":"tool","tool_call_id":"call00002","content":%s}`, quote(prose(r, 150)))
+	case "after tool loop":
+		h.before = append(append(h.before, step(1)...), step(2)...)
+	}
+	return h
+}
+
+func matrixCall(n int, query string) string {
+	return fmt.Sprintf(`{"id":"call0000%d","type":"function","function":{"name":"search","arguments":%s}}`, n, quote(`{"query": "`+query+`"}`))
+}
+
+// body is a request with the first messages and more.
+func (h *history) body(f *family, c cell, more ...string) []byte {
+	b := `{"model":"m","stream":true,"messages":[` + strings.Join(append(h.before[:len(h.before):len(h.before)], more...), ",") + `]`
+	if !h.bare {
+		b += `,"tools":` + matrixTools
+	}
+	kwargs := map[string]any{"enable_thinking": false}
+	if c.scenario != "plain" {
+		kwargs = f.Kwargs
+	}
+	if len(kwargs) > 0 {
+		raw, _ := json.Marshal(kwargs)
+		b += `,"chat_template_kwargs":` + string(raw)
+	}
+	return []byte(b + "}")
+}
+
+// echo is the reply as the client writes it back.
+func (h *history) echo(c cell) string {
+	m := `{"role":"assistant","content":`
+	if h.call {
+		m += `null,"tool_calls":[` + matrixCall(2, h.reply) + `]`
+	} else {
+		m += quote(h.reply)
+	}
+	if c.echoed && h.reasoning != "" {
+		m += `,"reasoning":` + quote(h.reasoning)
+	}
+	return m + "}"
+}
+
+// generated is what the model writes behind a prompt.
+func (f *family) generated(prompt string, h *history) string {
+	out := ""
+	if h.reasoning != "" && f.Open != "" {
+		if !strings.HasSuffix(strings.TrimRight(prompt, "\n"), strings.TrimSpace(f.Open)) {
+			out = f.Open
+		}
+		out += h.reasoning + f.Close
+	}
+	end := f.End
+	if h.call {
+		if f.CallEnd != nil {
+			end = *f.CallEnd
+		}
+		return out + strings.NewReplacer("NAME", "search", "ARGS", `{"query": "`+h.reply+`"}`, "ID", "call00002").Replace(f.Call) + end
+	}
+	return out + f.Say + h.reply + end
+}
+
+// result is what became of one cell.
+type result struct {
+	cell
+	refused string // why the template takes no such conversation
+	worth   bool   // there is a common prefix, and warming it gains enough
+	gain    int    // tokens, whole blocks
+	sent    bool   // a warm-up was sent
+	true    bool   // it was a true prefix
+	skipped string // why not
+	cached  int    // tokens that the next turn found
+	prompt  int
+	warm    int // tokens before the next message's own text, whole blocks
+}
+
+const matrixBlock = 16
+
+// play plays a cell through the Prefiller, a router and an engine.
+func (f *family) play(t *testing.T, c cell) (r result) {
+	r = result{cell: c}
+	h := c.history(false)
+	tokens := func(body []byte) []uint32 {
+		ids, err := f.model.Tokenize(openai.Chat, body, prompt.StyleVLLM)
+		if err != nil {
+			return nil
+		}
+		return ids
+	}
+	first, second := h.body(f, c), h.body(f, c, h.echo(c), h.next)
+	if (tokens(first) == nil || tokens(second) == nil) && !strings.Contains(c.scenario, "tool") {
+		h = c.history(true) // neither system texts nor tools
+		first, second = h.body(f, c), h.body(f, c, h.echo(c), h.next)
+	}
+	one, two := tokens(first), tokens(second)
+	for _, body := range [][]byte{first, second} {
+		if _, err := f.model.Render(openai.Chat, body, prompt.StyleVLLM); err != nil {
+			r.refused = err.Error()
+			return r
+		}
+	}
+	text, _ := f.model.Render(openai.Chat, first, prompt.StyleVLLM)
+	output := f.model.Encode(f.generated(text, h))
+	// Another next message shows where this one's own text begins.
+	other := tokens(h.body(f, c, h.echo(c), strings.Replace(h.next, `"content":"`, `"content":"Xy `, 1)))
+	held := append(one[:len(one):len(one)], output[:len(output)-1]...)
+	r.warm = max(common(two, other)-1, 0) / matrixBlock * matrixBlock
+	r.gain = r.warm - common(held, two)/matrixBlock*matrixBlock
+	r.worth = r.gain >= matrixBlock && float64(r.gain)/8000 >= minGain.Seconds()
+	r.prompt = len(two)
+
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn}, Engine: sim.EngineConfig{BlockSize: matrixBlock}})
+		g.render = tokens
+		defer g.close()
+		if _, cached := f.turn(g, first, h, output); cached < 0 {
+			t.Fatal("the first turn failed")
+		}
+		time.Sleep(10 * time.Second)
+		g.mu.Lock()
+		r.sent = len(g.sent) > 0
+		if r.sent {
+			w := g.prompt(g.sent[0])
+			r.true = g.sent[0].Path != pathChat && common(w, two) == len(w)
+		}
+		g.mu.Unlock()
+		for reason := range g.counts() {
+			r.skipped = reason
+		}
+		_, r.cached = f.turn(g, second, h, output)
+	})
+	return r
+}
+
+// turn plays one turn and returns its prompt and how much of it was cached.
+func (f *family) turn(g *rig, body []byte, h *history, output []uint32) (p *kv.Prompt, cached int) {
+	var v openai.Request
+	if err := openai.ParseRequest(openai.Chat, body, &v); err != nil {
+		g.t.Fatal(err)
+	}
+	p = g.identify(context.Background(), &v, body, kv.Namespace{})
+	t := g.prefill.Arrived(Arrival{Request: &v, Body: body})
+	lease, err := g.router.Route(context.Background(), &router.Request{Model: "m", Prompt: p, Stream: true, PinRank: -1, MaxTokens: -1})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	x := g.engines[lease.Worker().ID].submit(p.Tokens, output)
+	<-x.first
+	lease.FirstToken()
+	<-x.done
+	event := func(format string, args ...any) { t.Observe(openai.Event{Data: fmt.Appendf(nil, format, args...)}) }
+	if h.reasoning != "" {
+		event(`{"choices":[{"index":0,"delta":{"reasoning":%s}}]}`, quote(h.reasoning))
+	}
+	finish := "stop"
+	if h.call {
+		finish = "tool_calls"
+		event(`{"choices":[{"index":0,"delta":{"tool_calls":[%s]}}]}`, matrixCall(2, h.reply))
+	} else {
+		event(`{"choices":[{"index":0,"delta":{"content":%s}}]}`, quote(h.reply))
+	}
+	event(`{"choices":[{"index":0,"delta":{},"finish_reason":%q}]}`, finish)
+	u := openai.Usage{PromptTokens: len(p.Tokens), CompletionTokens: len(output), CachedTokens: x.seq.CachedTokens, ReasoningTokens: -1}
+	lease.Done(router.Outcome{OK: true, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
+	t.Finish(End{OK: true, Worker: lease.Worker(), Prompt: p, Usage: u})
+	return p, x.seq.CachedTokens
+}
+
+// matrix plays every cell of the families, checks them, and returns a table.
+func matrix(t *testing.T, families []*family) string {
+	var table strings.Builder
+	fmt.Fprintf(&table, "| template | scenario | reasoning echoed | worth it, tokens | sent | true prefix | cached of whole blocks before the next text |\n|---|---|---|---|---|---|---|\n")
+	worth, warmed, sent, right, refused := 0, 0, 0, 0, 0
+	for _, f := range families {
+		for _, s := range scenarios {
+			for _, echoed := range []bool{false, true} {
+				r := f.play(t, cell{s, echoed})
+				if r.refused != "" {
+					refused++
+					fmt.Fprintf(&table, "| %s | %s | %s | refused: %s | | | |\n", f.name, s, yes(echoed), r.refused)
+					continue
+				}
+				if r.worth {
+					worth++
+					if r.sent {
+						warmed++
+					} else {
+						t.Errorf("%s, %s, echoed %t: worth %d tokens, not sent: %s", f.name, s, echoed, r.gain, r.skipped)
+					}
+				}
+				if r.sent {
+					if sent++; r.true {
+						right++
+					} else {
+						t.Errorf("%s, %s, echoed %t: not a prefix", f.name, s, echoed)
+					}
+					if r.cached < r.warm {
+						t.Errorf("%s, %s, echoed %t: %d of %d tokens cached", f.name, s, echoed, r.cached, r.warm)
+					}
+				} else if r.skipped == "" {
+					t.Errorf("%s, %s, echoed %t: neither sent nor skipped", f.name, s, echoed)
+				}
+				was := r.skipped
+				if r.sent {
+					was = "yes"
+				}
+				right := ""
+				if r.sent {
+					right = yes(r.true)
+				}
+				fmt.Fprintf(&table, "| %s | %s | %s | %d | %s | %s | %d of %d |\n", f.name, s, yes(echoed), max(r.gain, 0), was, right, r.cached, r.warm)
+			}
+		}
+	}
+	summary := fmt.Sprintf("%d templates, %d cells, %d refused by their template; %d worth a warm-up, %d of them warmed; %d sent, %d true prefixes",
+		len(families), 8*len(families), refused, worth, warmed, sent, right)
+	t.Log(summary)
+	if right != sent {
+		t.Errorf("%d of %d warm-ups were prefixes of the next prompt", right, sent)
+	}
+	if 20*warmed < 19*worth {
+		t.Errorf("%d of %d cells that are worth it were warmed", warmed, worth)
+	}
+	return summary + "\n\n" + table.String()
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// TestMatrix_TemplatesOfEachKind: for templates of every behaviour that is known, what is
+// warmed is where the next prompt starts, and it is warmed wherever that gains enough.
+func TestMatrix_TemplatesOfEachKind(t *testing.T) {
+	files, err := filepath.Glob("testdata/templates/*.jinja")
+	if err != nil || len(files) < 12 {
+		t.Fatalf("%d templates, %v", len(files), err)
+	}
+	var families []*family
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &family{name: strings.TrimSuffix(filepath.Base(file), ".jinja")}
+		head, _, _ := strings.Cut(strings.TrimPrefix(string(raw), "{#- "), " -#}")
+		if err := json.Unmarshal([]byte(head), f); err != nil {
+			t.Fatalf("%s: its first line says what its model writes: %v", file, err)
+		}
+		f.model = loadFamily(t, filepath.Join(trained, f.Tokenizer), string(raw))
+		families = append(families, f)
+	}
+	t.Log(matrix(t, families))
+}
