@@ -63,6 +63,8 @@ func loadFamily(t *testing.T, tokenizer, template string) *prompt.Model {
 type cell struct {
 	scenario string
 	echoed   bool // the client writes reasoning back
+	fresh    bool // there is no earlier turn
+	known    bool // another conversation came before
 }
 
 var scenarios = []string{"plain", "thinking", "tool loop", "after tool loop"}
@@ -117,13 +119,18 @@ func (c cell) history(bare bool) *history {
 	if !bare {
 		h.before = append(h.before, say("system", 80))
 	}
-	h.before = append(h.before, say("user", 60), assistant(), say("user", 40))
+	h.before = append(h.before, say("user", 60))
+	if !c.fresh {
+		h.before = append(h.before, assistant(), say("user", 40))
+	}
 	if c.scenario != "plain" {
 		h.reasoning = prose(r, 300)
 	}
 	switch c.scenario {
 	case "tool loop":
-		h.before = append(h.before, step(1)...)
+		if !c.fresh {
+			h.before = append(h.before, step(1)...)
+		}
 		h.call, h.reply = true, prose(r, 3)
 		h.next = fmt.Sprintf(`{"role":"tool","tool_call_id":"call00002","content":%s}`, quote(prose(r, 150)))
 	case "after tool loop":
@@ -239,9 +246,14 @@ func (f *family) play(t *testing.T, c cell) (r result) {
 		g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn}, Engine: sim.EngineConfig{BlockSize: matrixBlock}})
 		g.render = tokens
 		defer g.close()
-		if _, cached := f.turn(g, first, h, output); cached < 0 {
-			t.Fatal("the first turn failed")
+		if c.known {
+			f.turn(g, elsewhere(first), h, output)
+			time.Sleep(10 * time.Second)
+			f.turn(g, elsewhere(second), h, output)
+			time.Sleep(100 * time.Second)
+			g.sent = nil
 		}
+		f.turn(g, first, h, output)
 		time.Sleep(10 * time.Second)
 		g.mu.Lock()
 		r.sent = len(g.sent) > 0
@@ -253,18 +265,23 @@ func (f *family) play(t *testing.T, c cell) (r result) {
 		for reason := range g.counts() {
 			r.skipped = reason
 		}
-		_, r.cached = f.turn(g, second, h, output)
+		r.cached = f.turn(g, second, h, output)
 	})
 	return r
 }
 
-// turn plays one turn and returns its prompt and how much of it was cached.
-func (f *family) turn(g *rig, body []byte, h *history, output []uint32) (p *kv.Prompt, cached int) {
+// elsewhere is the same request of another conversation.
+func elsewhere(body []byte) []byte {
+	return []byte(strings.Replace(string(body), `"content":"`, `"content":"Elsewhere: `, 1))
+}
+
+// turn plays one turn and returns how much of its prompt was cached.
+func (f *family) turn(g *rig, body []byte, h *history, output []uint32) (cached int) {
 	var v openai.Request
 	if err := openai.ParseRequest(openai.Chat, body, &v); err != nil {
 		g.t.Fatal(err)
 	}
-	p = g.identify(context.Background(), &v, body, kv.Namespace{})
+	p := g.identify(context.Background(), &v, body, kv.Namespace{})
 	t := g.prefill.Arrived(Arrival{Request: &v, Body: body})
 	lease, err := g.router.Route(context.Background(), &router.Request{Model: "m", Prompt: p, Stream: true, PinRank: -1, MaxTokens: -1})
 	if err != nil {
@@ -289,7 +306,7 @@ func (f *family) turn(g *rig, body []byte, h *history, output []uint32) (p *kv.P
 	u := openai.Usage{PromptTokens: len(p.Tokens), CompletionTokens: len(output), CachedTokens: x.seq.CachedTokens, ReasoningTokens: -1}
 	lease.Done(router.Outcome{OK: true, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
 	t.Finish(End{OK: true, Worker: lease.Worker(), Prompt: p, Usage: u})
-	return p, x.seq.CachedTokens
+	return x.seq.CachedTokens
 }
 
 // matrix plays every cell of the families, checks them, and returns a table.
@@ -300,7 +317,7 @@ func matrix(t *testing.T, families []*family) string {
 	for _, f := range families {
 		for _, s := range scenarios {
 			for _, echoed := range []bool{false, true} {
-				r := f.play(t, cell{s, echoed})
+				r := f.play(t, cell{scenario: s, echoed: echoed})
 				if r.refused != "" {
 					refused++
 					fmt.Fprintf(&table, "| %s | %s | %s | refused: %s | | | |\n", f.name, s, yes(echoed), r.refused)
@@ -360,6 +377,12 @@ func yes(b bool) string {
 // TestMatrix_TemplatesOfEachKind: for templates of every behaviour that is known, what is
 // warmed is where the next prompt starts, and it is warmed wherever that gains enough.
 func TestMatrix_TemplatesOfEachKind(t *testing.T) {
+	t.Log(matrix(t, templates(t)))
+}
+
+// templates returns the families of testdata/templates.
+func templates(t *testing.T) []*family {
+	t.Helper()
 	files, err := filepath.Glob("testdata/templates/*.jinja")
 	if err != nil || len(files) < 12 {
 		t.Fatalf("%d templates, %v", len(files), err)
@@ -378,5 +401,5 @@ func TestMatrix_TemplatesOfEachKind(t *testing.T) {
 		f.model = loadFamily(t, filepath.Join(trained, f.Tokenizer), string(raw))
 		families = append(families, f)
 	}
-	t.Log(matrix(t, families))
+	return families
 }

@@ -94,7 +94,7 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 		g.engines[id] = e
 		specs = append(specs, router.WorkerSpec{
 			ID: id, Models: []router.ModelSpec{{Name: "m"}}, Engine: cfg.Name,
-			BlockSize: ec.BlockSize, CapacityTokens: ec.CapacityTokens, MaxNumSeqs: ec.MaxNumSeqs,
+			BlockSize: ec.BlockSize, CapacityTokens: ec.CapacityTokens, MaxNumSeqs: ec.MaxNumSeqs, Drafts: ec.Drafts,
 		})
 		g.wg.Go(func() { e.run(ctx) })
 	}
