@@ -86,7 +86,7 @@ func TestNative_RefusedIDsBecomeAChat(t *testing.T) {
 				time.Sleep(20 * time.Second)
 			}
 			var paths []string
-			for _, w := range g.sent {
+			for _, w := range g.warmups() {
 				paths = append(paths, w.Path)
 				if want := "X-Warmroute-Prefill: 1"; !strings.Contains(string(w.Header), want) || strings.Count(string(w.Header), "X-Request-Id") != 1 {
 					t.Errorf("header %q", w.Header)
@@ -110,8 +110,8 @@ func TestNative_EnginesWithoutTheirOwnFormGetChats(t *testing.T) {
 			c := &chat{rig: g, name: "a"}
 			c.turn(say{User: someText("u", 400), Reasoning: someText("r", 300), Reply: someText("s", 800)})
 			time.Sleep(20 * time.Second)
-			if len(g.sent) != 1 || g.sent[0].Path != pathChat {
-				t.Errorf("%+v", g.sent)
+			if sent := g.warmups(); len(sent) != 1 || sent[0].Path != pathChat {
+				t.Errorf("%+v", sent)
 			}
 			c.turn(say{User: "next", Reasoning: "r", Reply: "s"})
 			where := ""

@@ -343,6 +343,13 @@ func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
 	return Answer{Status: 200, Usage: openai.Usage{PromptTokens: len(c.seq.Tokens), CompletionTokens: 1, CachedTokens: c.seq.CachedTokens, ReasoningTokens: -1}}, nil
 }
 
+// warmups returns what was sent so far.
+func (g *rig) warmups() []*Warmup {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.sent)
+}
+
 // prompt returns the tokens of a warm-up of either form.
 func (g *rig) prompt(w *Warmup) []uint32 {
 	if w.Path == pathChat {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,6 +97,14 @@ func TestVerify_CountsAndShowsNoText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newRig(t, rigConfig{Thinking: true, Prefill: Config{Default: ModeOn}})
 		defer g.close()
+		var tomorrow atomic.Bool
+		g.render = func(body []byte) []uint32 { // the template prints the date
+			out := render(body)
+			if tomorrow.Load() {
+				out[5]++
+			}
+			return out
+		}
 		c := &chat{rig: g, name: "a"}
 		count := func(result, where string) float64 {
 			return testutil.ToFloat64(g.prefill.verify.prefixes.WithLabelValues(result, where))
@@ -107,11 +116,7 @@ func TestVerify_CountsAndShowsNoText(t *testing.T) {
 			t.Errorf("%g true prefixes", n)
 		}
 		time.Sleep(20 * time.Second)
-		g.render = func(body []byte) []uint32 { // the template prints another date
-			out := render(body)
-			out[5]++
-			return out
-		}
+		tomorrow.Store(true)
 		c.turn(say{User: someText("w", 400), Reasoning: "r", Reply: "s"})
 		if n := count("false", whereHistory); n != 1 {
 			t.Errorf("%g false prefixes", n)
