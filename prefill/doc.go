@@ -8,11 +8,14 @@
 //	end     ──▶ Turn.Finish ──▶ queue ──▶ body ──▶ gates ──▶ Sender ──▶ worker
 //	                              │         │        │
 //	                          drop oldest   │        └─ gain, cost, load, budget, learning, holdout
-//	                                        └─ client's own body, reply and a stub message, max_tokens 1
+//	                                        └─ client's own body, reply as it is echoed, a stub message
 //
-// The engine's own template renders the warm request, so what it caches is what the next
-// turn will start with, reasoning stripped or not. The stub makes the last message one
-// of the user or of a tool, as it will be then.
+// Rendered twice, with different stubs, the body shows which tokens every next turn starts
+// with, reasoning stripped or not: their ids are sent, in whole blocks, where the engine
+// takes ids and nothing else in the body matters to its cache. Otherwise the body itself is
+// sent, with max_tokens 1, and the engine's template renders it. The stub makes the last
+// message one of the user or of a tool, as it will be then. When the next turn comes, its
+// prompt is compared with what was warmed.
 //
 // A conversation is known by its messages: the next turn is the first request that
 // starts with exactly those and adds at least two. Every turn that was wanted ends in one

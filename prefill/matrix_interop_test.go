@@ -31,11 +31,15 @@ var published = []struct {
 	{"lama", family{Tokenizer: "llama3", Call: `{"name": "NAME", "parameters": ARGS}`, End: "<|eot_id|>"}},
 	{"functionary", family{Tokenizer: "llama3", Call: "<function=NAME>ARGS</function>", End: "<|eot_id|>"}},
 	{"firefunction", family{Tokenizer: "llama3", Call: ` functools[{"name": "NAME", "arguments": ARGS}]`, End: "<|eot_id|>"}},
+	{"Qwen2.5", hermes}, {"Qwen3-Coder", hermes}, {"Phi-3.5", hermes}, {"LFM2-8B", hermes}, {"Kimi-K2-Instruct", hermes}, {"moonshotai-Kimi-K2", hermes},
 	{"GLM", family{Tokenizer: "qwen3", Open: "\n<think>", Close: "</think>\n", Call: "\n<tool_call>NAME\n<arg_key>query</arg_key>\n<arg_value>ARGS</arg_value>\n</tool_call>", End: "<|user|>"}},
 	{"Kimi", family{Tokenizer: "qwen3", Open: "<think>", Close: "</think>", Call: "<|tool_calls_section_begin|><|tool_call_begin|>ID<|tool_call_argument_begin|>ARGS<|tool_call_end|><|tool_calls_section_end|>", End: "<|im_end|>"}},
 	{"Seed-OSS", family{Tokenizer: "qwen3", Open: "<seed:think>", Close: "</seed:think>", Call: "<seed:tool_call>\n<function=NAME>\n<parameter=query>ARGS</parameter>\n</function>\n</seed:tool_call>", End: "<seed:eos>"}},
 	{"", family{Tokenizer: "qwen3", Open: "<think>\n", Close: "\n</think>\n\n", Call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGS}\n</tool_call>", End: "<|im_end|>"}},
 }
+
+// hermes stands for models that do not reason.
+var hermes = family{Tokenizer: "qwen3", Call: "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGS}\n</tool_call>", End: "<|im_end|>"}
 
 // realTokenizers are the directories that tokenizer/interop/run.sh fetches.
 var realTokenizers = map[string]string{"llama3": "llama3_1", "gemma": "gemma3"}

@@ -306,69 +306,72 @@ func (f *family) turn(g *rig, body []byte, h *history, output []uint32) (cached 
 	return x.seq.CachedTokens
 }
 
-// matrix plays every cell of the families, checks them, and returns a table.
+// matrix plays every cell of the families, checks them, and returns a table: what was warmed
+// in tokens, "–" where it is not worth it, "refused" where the template takes no such
+// conversation.
 func matrix(t *testing.T, families []*family) string {
 	var table strings.Builder
-	fmt.Fprintf(&table, "| template | scenario | reasoning echoed | worth it, tokens | sent | true prefix | cached of whole blocks before the next text |\n|---|---|---|---|---|---|---|\n")
+	table.WriteString("| template |")
+	for _, s := range scenarios {
+		fmt.Fprintf(&table, " %s | echoed |", s)
+	}
+	fmt.Fprintf(&table, "\n|%s\n", strings.Repeat("---|", 1+2*len(scenarios)))
 	worth, warmed, sent, right, refused := 0, 0, 0, 0, 0
 	for _, f := range families {
-		for _, s := range scenarios {
-			for _, echoed := range []bool{false, true} {
-				r := f.play(t, cell{scenario: s, echoed: echoed})
-				if r.refused != "" {
-					refused++
-					fmt.Fprintf(&table, "| %s | %s | %s | refused: %s | | | |\n", f.name, s, yes(echoed), r.refused)
-					continue
-				}
-				if r.worth {
-					worth++
-					if r.sent {
-						warmed++
-					} else {
-						t.Errorf("%s, %s, echoed %t: worth %d tokens, not sent: %s", f.name, s, echoed, r.gain, r.skipped)
-					}
-				}
-				if r.sent {
-					if sent++; r.true {
-						right++
-					} else {
-						t.Errorf("%s, %s, echoed %t: not a prefix", f.name, s, echoed)
-					}
-					if r.cached < r.warm {
-						t.Errorf("%s, %s, echoed %t: %d of %d tokens cached", f.name, s, echoed, r.cached, r.warm)
-					}
-				} else if r.skipped == "" {
-					t.Errorf("%s, %s, echoed %t: neither sent nor skipped", f.name, s, echoed)
-				}
-				was := r.skipped
-				if r.sent {
-					was = "yes"
-				}
-				right := ""
-				if r.sent {
-					right = yes(r.true)
-				}
-				fmt.Fprintf(&table, "| %s | %s | %s | %d | %s | %s | %d of %d |\n", f.name, s, yes(echoed), max(r.gain, 0), was, right, r.cached, r.warm)
+		fmt.Fprintf(&table, "| %s |", f.name)
+		for i := range 2 * len(scenarios) {
+			r := f.play(t, cell{scenario: scenarios[i/2], echoed: i%2 == 1})
+			r.check(t, f.name)
+			shown := "–"
+			switch {
+			case r.refused != "":
+				refused++
+				shown = "refused"
+			case r.sent:
+				sent++
+				shown = fmt.Sprint(r.gain)
 			}
+			if r.true {
+				right++
+			}
+			if r.worth {
+				worth++
+				if r.sent {
+					warmed++
+				}
+			}
+			fmt.Fprintf(&table, " %s |", shown)
 		}
+		table.WriteByte('\n')
 	}
 	summary := fmt.Sprintf("%d templates, %d cells, %d refused by their template; %d worth a warm-up, %d of them warmed; %d sent, %d true prefixes",
-		len(families), 8*len(families), refused, worth, warmed, sent, right)
+		len(families), 2*len(scenarios)*len(families), refused, worth, warmed, sent, right)
 	t.Log(summary)
-	if right != sent {
-		t.Errorf("%d of %d warm-ups were prefixes of the next prompt", right, sent)
-	}
-	if 20*warmed < 19*worth {
-		t.Errorf("%d of %d cells that are worth it were warmed", warmed, worth)
+	if right != sent || 20*warmed < 19*worth {
+		t.Error("not every warm-up is true, or too few were sent")
 	}
 	return summary + "\n\n" + table.String()
 }
 
-func yes(b bool) string {
-	if b {
-		return "yes"
+// check tells what is wrong with a cell.
+func (r *result) check(t *testing.T, name string) {
+	t.Helper()
+	fail := func(format string, args ...any) {
+		t.Helper()
+		t.Errorf("%s, %s, echoed %t: %s", name, r.scenario, r.echoed, fmt.Sprintf(format, args...))
 	}
-	return "no"
+	switch {
+	case r.refused != "":
+	case r.sent && !r.true:
+		fail("not a prefix")
+	case r.sent && r.cached < r.warm:
+		fail("%d of %d tokens cached", r.cached, r.warm)
+	case r.sent:
+	case r.skipped == "":
+		fail("neither sent nor skipped")
+	case r.worth:
+		fail("worth %d tokens, not sent: %s", r.gain, r.skipped)
+	}
 }
 
 // TestMatrix_TemplatesOfEachKind: for templates of every behaviour that is known, what is
