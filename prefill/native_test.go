@@ -152,6 +152,7 @@ func TestGain_ToTheBlock(t *testing.T) {
 	f("events are believed", 16, router.FeedComplete, 480, 1000, ids(500), nil, false, 480, 512, liveEvents)
 	f("events are believed against ids", 16, router.FeedComplete, 320, 1000, ids(500), reply, false, 320, 672, liveEvents)
 	f("no events, ids: all but the last token", 16, router.FeedNone, 0, 1000, ids(500), reply, false, 992, 0, liveGenerated)
+	f("no events, ids: the last token's KV is not computed", 16, router.FeedNone, 0, 1010, ids(500), ids(1008)[500:], false, 992, 16, liveGenerated)
 	f("no events, ids that differ: re-tokenised", 16, router.FeedNone, 0, 1000, ids(500), other, false, 528, 464, liveGenerated)
 	f("events with gaps, ids", 16, router.FeedPartial, 480, 1000, ids(500), other, false, 528, 464, liveGenerated)
 	f("events with gaps know more", 16, router.FeedPartial, 800, 1000, ids(500), other, false, 800, 192, liveEvents)
@@ -161,6 +162,27 @@ func TestGain_ToTheBlock(t *testing.T) {
 	f("drafts: the last block of both goes", 16, router.FeedComplete, 480, 1000, ids(500), nil, true, 464, 512, liveEvents)
 	f("drafts: nothing held, one block less", 16, router.FeedComplete, 0, 1000, ids(500), nil, true, 0, 976, liveEvents)
 	f("drafts and one block: of no use", 528, router.FeedComplete, 0, 600, ids(600), nil, true, 0, 0, liveEvents)
+}
+
+// TestCut_IsWhatAllRenderingsShare: less the last token, which the next text may change.
+func TestCut_IsWhatAllRenderingsShare(t *testing.T) {
+	exact := func(ids ...uint32) *kv.Prompt { return &kv.Prompt{Tokens: ids, TokenCount: len(ids)} }
+	f := func(prefix int, sure bool, others ...*kv.Prompt) {
+		t.Helper()
+		w := &plan{prompt: exact(1, 2, 3, 4, 5, 6, 7), prefix: 7, exact: true}
+		for _, q := range others {
+			w.cut(q)
+		}
+		if w.prefix != prefix || w.exact != sure {
+			t.Errorf("prefix %d, exact %t; want %d, %t", w.prefix, w.exact, prefix, sure)
+		}
+	}
+	f(4, true, exact(1, 2, 3, 4, 5, 9, 9))
+	f(2, true, exact(1, 2, 3, 4, 5, 9, 9), exact(1, 2, 3, 9))
+	f(2, true, exact(1, 2, 3, 9), exact(1, 2, 3, 4, 5, 9, 9))
+	f(0, true, exact(9))
+	f(0, false, nil)
+	f(0, false, exact(1, 2, 3, 4, 5, 9, 9), &kv.Prompt{Reason: "deadline"})
 }
 
 // TestGain_DraftsAsTheEngineHasIt: of an engine that drops the last block of each match the
