@@ -52,7 +52,7 @@ func allocated(f func()) int64 {
 // body more than text blocks do, whatever the body holds.
 func TestLimits_MemoryFollowsTheBody(t *testing.T) {
 	text := New(Config{})
-	for name, s := range hostile(6 << 20) {
+	for name, s := range hostile(3 << 20) {
 		body := []byte(s)
 		req := parse(t, openai.Chat, string(body))
 		for _, family := range []string{"gemma", "qwen3"} {
@@ -155,6 +155,10 @@ func TestLimits_FallThrough(t *testing.T) {
 	if p.Source != kv.SourceText || !strings.HasPrefix(p.Reason, why+"; ") || !strings.Contains(p.Reason, "engine is away") {
 		t.Errorf("source %v: %s", p.Source, p.Reason)
 	}
+
+	body = []byte(`{"model":"m","prompt":"` + strings.Repeat("a", 600<<10) + `"}`)
+	p = localBuilder(t, Config{}, "qwen3").Build(context.Background(), parse(t, openai.Completions, string(body)), body, nil, kv.Namespace{}, "qwen3")
+	expect(t, p, kv.SourceText, "no local tokens: only 0 of 614400 bytes of the prompt can be read within 20ms")
 
 	// The beginning that was read is known in the next turn, which gets further.
 	text := strings.Repeat("0123456789 some words of a long text. ", 100<<10)

@@ -142,11 +142,15 @@ func (s *segments) tokens(m *Model, seed uint64, before []uint32, text []byte, d
 	j.clock.atLeast(localDeadline / 2)
 	tokens = append(make([]uint32, 0, len(known)+min(len(text)-read, aheadBytes)/3+16), known...)
 	ends := make([]int, len(keys))
-	place := at + 1
+	place, start := at+1, read
 	for ; i < len(j.parts); i++ {
 		p := j.parts[i]
 		if j.clock.late(int(p.end-p.start) + segmentBytes) {
 			break
+		}
+		if done := read - start; done >= aheadBytes && cap(tokens)-len(tokens) < int(p.end-p.start) {
+			ahead := min(len(text)-read, 2*done) // as dense as so far
+			tokens = slices.Grow(tokens, ahead*(len(tokens)-len(known))/done+pieceBytes)
 		}
 		tokens = s.encode(m, j, tokens, text, p)
 		read = int(p.end)
