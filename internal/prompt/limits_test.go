@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,7 +141,8 @@ func TestLimits_FallThrough(t *testing.T) {
 	e := &engine{}
 	const why = "no local tokens: only 12 of 614450 bytes of the prompt can be read within 20ms"
 	build := func(src Source) *kv.Prompt {
-		return localBuilder(t, Config{}, "qwen3").Build(context.Background(), req, body, src, kv.Namespace{}, "qwen3")
+		b := localBuilder(t, Config{Deadline: time.Minute}, "qwen3")
+		return b.Build(context.Background(), req, body, src, kv.Namespace{}, "qwen3")
 	}
 	p := build(e)
 	if expect(t, p, kv.SourceEngine, why); e.calls.Load() != 1 || len(p.Tokens) == 0 {
@@ -150,8 +152,7 @@ func TestLimits_FallThrough(t *testing.T) {
 		t.Errorf("%d text blocks, %d tokens", len(p.Text), len(p.Tokens))
 	}
 	expect(t, p, kv.SourceText, why)
-	e.err = errors.New("engine is away")
-	p = build(e)
+	p = build(&engine{err: errors.New("engine is away")})
 	if p.Source != kv.SourceText || !strings.HasPrefix(p.Reason, why+"; ") || !strings.Contains(p.Reason, "engine is away") {
 		t.Errorf("source %v: %s", p.Source, p.Reason)
 	}
@@ -240,6 +241,44 @@ func someWord(r *rand.Rand) string {
 		b[i] = 'a' + byte(r.IntN(26))
 	}
 	return string(b)
+}
+
+// TestMemo_TakesManyAtOnce: prompts that are made, hashed and forgotten at the same time are
+// right, and counted.
+func TestMemo_TakesManyAtOnce(t *testing.T) {
+	const bound = 200 << 10
+	b := localBuilder(t, Config{MemoBytes: bound}, "qwen3")
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for n := range 100 {
+				c := &talk{messages: longTalk(1+n%10, 1000+400*(n%10)).messages}
+				raw := c.body()
+				ns := kv.Namespace{Salt: fmt.Sprint(n / 20 * (g % 2))}
+				p := b.Build(context.Background(), parse(t, openai.Chat, string(raw)), raw, nil, ns, "qwen3")
+				for _, size := range []int{16, 1, 1 + g} {
+					if got, want := p.Chain(size), kv.AppendSequenceHashes(nil, p.Tokens, size, ns.Seed()); !slices.Equal(got, want) {
+						t.Errorf("block hashes of size %d differ", size)
+					}
+				}
+				if held := b.local.memo.bytes(); held > bound {
+					t.Errorf("%d of %d bytes", held, bound)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	m := b.local.memo
+	var sum int64
+	for r := m.mu.ring.next; r != &m.mu.ring; r = r.next {
+		sum += r.bytes
+		if want := rememberedBytes + heldBytes(int64(16*cap(r.keys)+4*cap(r.tokens))+r.chains.Bytes()); r.bytes < want-8 || r.bytes > want+8 {
+			t.Errorf("a prompt counts %d bytes, want %d", r.bytes, want)
+		}
+	}
+	if sum != m.mu.bytes || sum == 0 {
+		t.Errorf("%d bytes are counted, the prompts are %d", m.mu.bytes, sum)
+	}
 }
 
 // TestCache_HoldsNoMoreThanItsBytes: the same for segments, also when many small ones give
