@@ -297,3 +297,18 @@ func TestCache_HoldsNoMoreThanItsBytes(t *testing.T) {
 	}
 	runtime.KeepAlive(c)
 }
+
+// BenchmarkLocal_Hostile is the identity step of bodies of 10 MiB that are meant to cost much.
+func BenchmarkLocal_Hostile(b *testing.B) {
+	for name, s := range hostile(10 << 20) {
+		b.Run(name, func(b *testing.B) {
+			body := []byte(s)
+			req := parse(b, openai.Chat, s)
+			builder := localBuilder(b, Config{Now: time.Now}, "gemma")
+			b.ReportAllocs()
+			for b.Loop() {
+				builder.Build(context.Background(), req, body, nil, kv.Namespace{}, "gemma")
+			}
+		})
+	}
+}
