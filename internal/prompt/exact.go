@@ -269,7 +269,7 @@ func (q *question) suffix() string {
 
 // transferred: vLLM takes a prefill's tokens for the prompt's own.
 func (q *question) transferred() string {
-	if s := q.req.Template.KVTransfer; s.Present() && bytes.Contains(s.Of(q.body), []byte(`"prompt_token_ids"`)) {
+	if s := q.req.Template.KVTransfer; s.Present() && (bytes.Contains(s.Of(q.body), []byte(`"prompt_token_ids"`)) || bytes.IndexByte(s.Of(q.body), '\\') >= 0) {
 		return "the request brings its own tokens"
 	}
 	return ""
