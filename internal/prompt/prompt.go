@@ -221,6 +221,9 @@ func (b *Builder) fromLocal(a *ask) reason {
 	}
 	from := b.cfg.Now()
 	deadline := from.Add(localDeadline)
+	if why := m.inexact(a.req, a.body, a.local.style); why != "" {
+		return reason{"field", "no local tokens: " + why}
+	}
 	r := renderings.Get().(*rendering)
 	defer r.free()
 	r.grow(len(a.f.text), a.body)
@@ -235,7 +238,7 @@ func (b *Builder) fromLocal(a *ask) reason {
 	if least := rendered.Add(localDeadline / 2); least.After(deadline) {
 		deadline = least
 	}
-	before, after := m.frame(a.req, a.body)
+	before, after := m.frame(a.req, a.body, a.local.style)
 	tokens, chains, read := b.local.tokens(m, p.Namespace.Seed(), before, r.text, deadline)
 	b.metrics.render.Observe(rendered.Sub(from).Seconds())
 	b.metrics.encode.Observe(b.cfg.Now().Sub(rendered).Seconds())
@@ -250,8 +253,11 @@ func (b *Builder) fromLocal(a *ask) reason {
 		p.TokenCount += int(float64(len(r.text)-read) / p.BytesPerToken)
 		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the rest takes more than %v", len(tokens), localDeadline)}
 	}
-	if len(after) > 0 {
-		p.Tokens = append(tokens[:len(tokens):len(tokens)], after...)
+	if prefix := r.c.prefix; len(prefix) > longBytes {
+		p.TokenCount += int(float64(len(prefix)) / p.BytesPerToken)
+		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the continued reply is too long", len(tokens))}
+	} else if prefix != "" || len(after) > 0 {
+		p.Tokens = m.appendPrefix(append(tokens[:len(tokens):len(tokens)], after...), prefix)
 		p.TokenCount = len(p.Tokens)
 	}
 	b.Learn(a.model, len(a.f.text), len(tokens))
