@@ -153,6 +153,7 @@ func runBench(cmd *cobra.Command, b *benchFlags, cfg bench.Config) error {
 		return &usageError{err}
 	}
 	defer out.discard()
+	warnVariables(cmd, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), "warmroute: "+line) })
 	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, cfg.Users*cfg.Turns, b.verbose)
 	cfg.OnTurn = p.turn
 	p.start()

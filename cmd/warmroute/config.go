@@ -214,6 +214,19 @@ func (c *config) validate() error {
 			return fmt.Errorf("workers[%d]: %w", i, err)
 		}
 	}
+	for setting, addr := range map[string]string{"listen (--listen)": c.Listen, "admin (--admin)": c.Admin} {
+		if err := validAddress(setting, addr); err != nil {
+			return err
+		}
+	}
+	if c.NATS.Listen != "" {
+		if err := validAddress("nats.listen (--nats-listen)", c.NATS.Listen); err != nil {
+			return err
+		}
+	}
+	if err := c.Tokens.validate(); err != nil {
+		return err
+	}
 	if err := c.TLS.validate(); err != nil {
 		return err
 	}

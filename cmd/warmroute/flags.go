@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"reflect"
 	"strconv"
@@ -83,7 +84,7 @@ func lookupEnv(name string) (string, bool) {
 
 // envName is the environment variable of a flag.
 func envName(flag string) string {
-	return "WARMROUTE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // workerFlag is the list behind --worker.
@@ -285,6 +286,24 @@ func unmarshalText(n ast.Node, set func(string) error) error {
 		return fmt.Errorf("%s (line %d): %w", strings.TrimPrefix(n.GetPath(), "$."), n.GetToken().Position.Line, err)
 	}
 	return nil
+}
+
+// validAddress checks the form of an address that is listened on.
+func validAddress(setting, addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		if _, err = net.LookupPort("tcp", port); err == nil {
+			return nil
+		}
+		return fmt.Errorf("%s: %q has no port from 0 to 65535: expected host:port or :port such as :8000", setting, addr)
+	}
+	hint := ""
+	if _, err := net.LookupPort("tcp", addr); err == nil && addr != "" {
+		hint = didYouMean([]string{":" + addr})
+	} else if host = addr; host != "" && !strings.ContainsAny(host, ":[] ") {
+		hint = didYouMean([]string{host + ":8000"})
+	}
+	return fmt.Errorf("%s: %q is no address: expected host:port or :port such as :8000%s", setting, addr, hint)
 }
 
 func (c *logConfig) validate() error {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,38 @@ func modelPaths(cfg tokenizerConfig) map[string]string {
 		paths["*"] = cfg.Path
 	}
 	return paths
+}
+
+// validate refuses places of tokenizer files that are not on this machine and cannot be
+// ids: nothing will mend them while the proxy runs.
+func (c *tokenizerConfig) validate() error {
+	if err := validModelPath("tokenizer.path (--model-path)", c.Path); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
+		if err := validModelPath("tokenizer.models."+name, c.Models[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validModelPath takes a directory, a Hugging Face id and "". A relative path of two parts
+// has the form of an id: what of both it is shows once it is looked for.
+func validModelPath(setting, ref string) error {
+	if ref == "" {
+		return nil
+	}
+	info, err := os.Stat(ref)
+	switch {
+	case err == nil && info.IsDir():
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s: %q is a file: give the directory that holds tokenizer.json", setting, ref)
+	case hub.New(hub.Config{}).Looks(ref) && strings.Contains(ref, "/"):
+		return nil
+	}
+	return fmt.Errorf("%s: %q is no directory on this machine and no Hugging Face id such as org/name", setting, ref)
 }
 
 // fetchTimeout bounds the download of one model's tokenizer files, about 20 MB.

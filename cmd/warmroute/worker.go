@@ -97,9 +97,17 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 			if err := cfg.Validate(); err != nil {
 				return &usageError{err}
 			}
+			if err := validAddress("--listen", cfg.Listen); err != nil {
+				return &usageError{err}
+			}
+			if err := validModelPath("--model-path", model); err != nil {
+				return &usageError{err}
+			}
+			logger := log.logger(cmd.ErrOrStderr())
+			warnVariables(cmd, func(line string) { logger.Warn(line) })
 			if model != "" {
 				var err error
-				if cfg.Model, err = loadModel(cmd.Context(), model, tokenizerConfig{}, log.logger(cmd.ErrOrStderr())); err != nil {
+				if cfg.Model, err = loadModel(cmd.Context(), model, tokenizerConfig{}, logger); err != nil {
 					return &usageError{err}
 				}
 			}
@@ -107,7 +115,7 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 			if err != nil {
 				return err
 			}
-			log.logger(cmd.ErrOrStderr()).Info("simulated worker serves", "url", w.URL(), "like", string(cfg.Like), "model", cfg.AdvertiseModel, "events", cfg.Events, "replay", cfg.Replay)
+			logger.Info("simulated worker serves", "url", w.URL(), "like", string(cfg.Like), "model", cfg.AdvertiseModel, "events", cfg.Events, "replay", cfg.Replay)
 			return w.Run(cmd.Context())
 		},
 	}
