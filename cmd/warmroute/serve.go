@@ -108,7 +108,7 @@ type parts struct {
 	names     []modelNames
 	api       string // scheme and address of the OpenAI endpoint
 	nats      string // which server it is, for people
-	quiet     bool // no hint of what to try
+	quiet     bool   // no hint of what to try
 }
 
 // newParts wires the packages and binds the ports; run serves them. What registry takes
