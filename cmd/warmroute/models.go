@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -53,7 +54,7 @@ func validModelPath(setting, ref string) error {
 		return nil
 	case err == nil:
 		return fmt.Errorf("%s: %q is a file: give the directory that holds tokenizer.json", setting, ref)
-	case hub.New(hub.Config{}).Looks(ref) && strings.Contains(ref, "/"):
+	case validHubID(ref):
 		return nil
 	}
 	return fmt.Errorf("%s: %q is no directory on this machine and no Hugging Face id such as org/name", setting, ref)
@@ -79,10 +80,30 @@ func findModel(cfg tokenizerConfig, log *slog.Logger) func(context.Context, stri
 	}
 }
 
+// servedName is the name of a model that nobody named: the id, or the directory's.
+func servedName(ref string) string {
+	if validHubID(ref) {
+		return ref
+	}
+	if dir, err := filepath.Abs(ref); err == nil {
+		return filepath.Base(dir)
+	}
+	return ref
+}
+
+// validHubID tells whether ref is an id and no directory here.
+func validHubID(ref string) bool {
+	_, err := os.Stat(ref)
+	return err != nil && strings.Contains(ref, "/") && hub.New(hub.Config{}).Looks(ref)
+}
+
 // loadModel loads what --model-path names, for the verbs that have no other place.
 func loadModel(ctx context.Context, ref string, cfg tokenizerConfig, log *slog.Logger) (*prompt.Model, error) {
 	dir, err := findModel(cfg, log)(ctx, ref)
 	if err != nil {
+		return nil, fmt.Errorf("--model-path: %w", err)
+	}
+	if dir, err = filepath.Abs(dir); err != nil { // others may be told, who are elsewhere
 		return nil, fmt.Errorf("--model-path: %w", err)
 	}
 	m, err := prompt.LoadModel(dir)
