@@ -87,8 +87,15 @@ func TestDoctor_FindsWhatIsMissing(t *testing.T) {
 	unfed.Events = quiet.EventsEndpoint(0)
 	unreached := cfg("unreached", noTokens)
 	unreached.Events = "tcp://" + deadPort(t)
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { deaf.Close() })
+	wrongReplay, deafReplay := withFeed("wrong-replay", one(func(*sim.Config) {})), withFeed("deaf-replay", one(func(*sim.Config) {}))
+	wrongReplay.Replay, deafReplay.Replay = "tcp://"+deadPort(t), "tcp://"+deaf.Addr().String()
 	list, err := Doctor(context.Background(), []WorkerConfig{
-		withFeed("full", full), cfg("bare", bare), unreached, unfed,
+		wrongReplay, deafReplay, withFeed("full", full), cfg("bare", bare), unreached, unfed,
 		cfg("sglang", sglang), cfg("sglang-bare", sglangBare), withFeed("dead", dead), cfg("locked", locked),
 		{ID: "generic", URL: generic.URL}, {ID: "web", URL: web.URL}, {ID: "nobody", URL: "http://" + deadPort(t)},
 	}, true)
@@ -96,6 +103,7 @@ func TestDoctor_FindsWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := [][]string{
+		{"fail replay: connection refused"}, {"fail replay: replay_endpoint"}, // and nothing of the events
 		{},
 		{"fail cached tokens: --enable-prompt-tokens-details", "warn KV events: --kv-events-config"},
 		{"warn tokens: 404", "fail KV events: connection refused"},
