@@ -290,9 +290,8 @@ func unmarshalText(n ast.Node, set func(string) error) error {
 
 // validAddress checks the form of an address that is listened on.
 func validAddress(setting, addr string) error {
-	host, port, err := net.SplitHostPort(addr)
-	if err == nil {
-		if _, err = net.LookupPort("tcp", port); err == nil {
+	if _, port, err := net.SplitHostPort(addr); err == nil {
+		if _, err := net.LookupPort("tcp", port); err == nil {
 			return nil
 		}
 		return fmt.Errorf("%s: %q has no port from 0 to 65535: expected host:port or :port such as :8000", setting, addr)
@@ -300,8 +299,8 @@ func validAddress(setting, addr string) error {
 	hint := ""
 	if _, err := net.LookupPort("tcp", addr); err == nil && addr != "" {
 		hint = didYouMean([]string{":" + addr})
-	} else if host = addr; host != "" && !strings.ContainsAny(host, ":[] ") {
-		hint = didYouMean([]string{host + ":8000"})
+	} else if addr != "" && !strings.ContainsAny(addr, ":[] ") {
+		hint = didYouMean([]string{addr + ":8000"})
 	}
 	return fmt.Errorf("%s: %q is no address: expected host:port or :port such as :8000%s", setting, addr, hint)
 }
