@@ -163,6 +163,29 @@ func TestConfig_BadInput(t *testing.T) {
 	f("", []string{"--workers", "x"}, "unknown flag")
 }
 
+// TestConfig_FormsOfValues: whatever YAML lets a number or a truth value be is taken, or
+// refused in our words.
+func TestConfig_FormsOfValues(t *testing.T) {
+	for _, v := range []string{"4096", `"4096"`, "0x1000", "4_096", "&a 4096", "0o10000"} {
+		if c, msg := parse(t, "simulate: 1\nrouting: {max_queue: "+v+"}\n"); msg != "" || c.Routing.MaxQueue != 4096 {
+			t.Errorf("max_queue: %s is %d: %s", v, c.Routing.MaxQueue, msg)
+		}
+	}
+	if _, msg := parse(t, "simulate: 1\nrouting: {max_queue: !!str 4096}\n"); strings.Contains(msg, "Go") {
+		t.Error(msg)
+	}
+	for setting, values := range map[string][]string{
+		"tokenizer.offline": {"yes", "1", `"true"`, "[]"}, "speculative_prefill.holdout": {".nan.", "[1]", "true"}, "routing.retries": {"1e3", "true", ".inf", "2.0"},
+	} {
+		section, key, _ := strings.Cut(setting, ".")
+		for _, v := range values {
+			if _, msg := parse(t, "simulate: 1\n"+section+":\n  "+key+": "+v+"\n"); !strings.Contains(msg, setting+" (line 3): expected ") {
+				t.Errorf("%s: %s: %q", setting, v, msg)
+			}
+		}
+	}
+}
+
 // TestConfig_BadNumbers: what is no number, time or truth value is named with the flag or
 // the variable, and with the form that is expected.
 func TestConfig_BadNumbers(t *testing.T) {

@@ -131,6 +131,21 @@ func TestEnvironment_Stray(t *testing.T) {
 	}
 }
 
+// TestEnvironment_EachVerbWarns: whoever reads variables says which have no effect.
+func TestEnvironment_EachVerbWarns(t *testing.T) {
+	t.Setenv("WARMROUTE_LISTN", ":1")
+	for _, args := range [][]string{
+		{"serve", "--worker", "http://127.0.0.1:1", "--listen", "256.0.0.1:1"}, {"worker", "--listen", "256.0.0.1:1"},
+		{"relay", "--nats", "nats://256.0.0.1:1", "--url", "http://127.0.0.1:1", "--events", "tcp://127.0.0.1:1", "--metrics", "256.0.0.1:1", "--state-dir", "/proc/absent"},
+		{"bench", "--ping", "--url", "http://127.0.0.1:1"}, {"bench", "ab", "--url", "http://127.0.0.1:1"},
+	} {
+		out, err := execute(args...)
+		if err == nil || strings.Count(out, "WARMROUTE_LISTN is not known and has no effect, did you mean WARMROUTE_LISTEN") != 1 {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+}
+
 func TestVersion(t *testing.T) {
 	out, err := execute("version")
 	if err != nil || !strings.HasPrefix(out, "warmroute ") || strings.Count(out, "\n") != 1 {

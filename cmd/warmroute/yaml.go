@@ -61,8 +61,12 @@ func line(err error) string {
 
 // message returns the text of an error of the parser without its place and source.
 func message(err error) string {
+	var kind *yaml.TypeError
 	var at yaml.Error
-	if errors.As(err, &at) {
+	switch {
+	case errors.As(err, &kind): // its words are of Go types
+		return "a value of another kind is expected"
+	case errors.As(err, &at):
 		return at.GetMessage()
 	}
 	return err.Error()
@@ -141,7 +145,7 @@ func checkNode(path string, n ast.Node, v reflect.Value) error {
 		}
 		return nil
 	}
-	if s, ok := n.(ast.ScalarNode); !ok || !fits(v.Kind(), s.GetToken().Value) {
+	if s, ok := n.(ast.ScalarNode); !ok || !fits(v.Kind(), s) {
 		return expected(path, n, form(v.Kind(), fmt.Sprint(v)))
 	}
 	return nil
@@ -263,15 +267,18 @@ func listForm(item reflect.Type) string {
 }
 
 // fits tells whether a scalar can be of a kind.
-func fits(k reflect.Kind, text string) bool {
+func fits(k reflect.Kind, n ast.ScalarNode) bool {
+	text := n.GetToken().Value
 	var err error
 	switch k {
 	case reflect.Int:
-		_, err = strconv.Atoi(text)
+		if _, err = strconv.Atoi(text); err != nil {
+			_, err = strconv.ParseInt(text, 0, 0) // 0x10, 1_000
+		}
 	case reflect.Float64:
 		_, err = strconv.ParseFloat(text, 64)
 	case reflect.Bool:
-		_, err = strconv.ParseBool(text)
+		return n.Type() == ast.BoolType
 	}
 	return err == nil
 }
