@@ -52,31 +52,25 @@ func (c *Config) readTemplates(dir string, o object) error {
 }
 
 func (c *Config) templateFiles(dir string) error {
-	source, err := readFile(dir, "chat_template.jinja", maxConfigBytes)
+	source, err := readFile(dir, "chat_template.jinja", maxTemplateBytes)
 	if err != nil {
 		return err
 	}
 	if source != nil {
 		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{"default", string(source)})
 	}
-	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), "additional_chat_templates", "*.jinja"))
+	names, err := additional(dir)
 	if err != nil {
 		return err
 	}
-	slices.Sort(paths)
-	for _, path := range paths {
-		source, err := readFile(filepath.Dir(path), filepath.Base(path), maxConfigBytes)
+	for _, name := range names {
+		source, err := readFile(dir, name, maxTemplateBytes)
 		if err != nil {
 			return err
 		}
-		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{strings.TrimSuffix(filepath.Base(path), ".jinja"), string(source)})
+		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{strings.TrimSuffix(filepath.Base(name), ".jinja"), string(source)})
 	}
 	return nil
-}
-
-// escapeGlob quotes what filepath.Glob would take for a pattern.
-func escapeGlob(path string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
 // templateField reads a string, or a list of named templates.

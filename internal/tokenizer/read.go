@@ -9,13 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// MaxFileBytes is the size of the largest file that is read.
-const MaxFileBytes = 512 << 20
-
 // Read makes a Tokenizer of the text of a tokenizer.json. Its Config is empty.
 func Read(tokenizerJSON []byte) (*Tokenizer, error) {
 	if len(tokenizerJSON) > MaxFileBytes {
-		return nil, fmt.Errorf("tokenizer.json: %d bytes are more than the limit of %d", len(tokenizerJSON), MaxFileBytes)
+		return nil, tooLarge("tokenizer.json", int64(len(tokenizerJSON)), MaxFileBytes)
 	}
 	t := &Tokenizer{}
 	if err := t.read(tokenizerJSON, nil); err != nil {
