@@ -102,13 +102,6 @@ func TestLoad_Errors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	dir := write(t, map[string]string{})
-	if err := os.Truncate(filepath.Join(dir, "tokenizer.json"), MaxFileBytes+1); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "over the limit of 536870912") {
-		t.Errorf("a huge file: %v", err)
-	}
 }
 
 func TestEncodeSpecial_PutsTheFrameAround(t *testing.T) {
