@@ -181,8 +181,8 @@ func (m *model) read(file *file, byteLevel, spaceIsMeta, cutAtMeta bool) error {
 	}
 	var borders sync.WaitGroup
 	borders.Go(func() { m.join(list) })
+	defer borders.Wait() // what follows merges words, for which borders are of no use
 	m.merges = newMerges(list)
-	borders.Wait()
 	if m.allBytes {
 		m.first = make([]uint32, 1<<16)
 		for i := range m.first {
