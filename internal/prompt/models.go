@@ -20,7 +20,7 @@ import (
 const (
 	// maxServed bounds the models that are known by name.
 	maxServed = 1024
-	// maxOrigins bounds the origins that workers name for the files of one model.
+	// maxOrigins bounds the paths and ids that workers name for the files of one model.
 	maxOrigins = 4
 	// goneAfter is how long a style counts that no worker has said to serve a model with,
 	// while workers of another style do.

@@ -89,7 +89,7 @@ func (m *Models) untilDue() time.Duration {
 	return max(d, 0)
 }
 
-// refresh loads a model's files where they are new and compares its tokens. Places beside
+// refresh loads a model's files where they are new and compares its tokens. Origins beside
 // the one in use count when that one is not right.
 func (m *Models) refresh(ctx context.Context, s *served, engine Source) {
 	m.mu.Lock()
@@ -179,7 +179,7 @@ func (m *Models) forget() {
 	}
 }
 
-// try finds out what a place is worth. It tells whether doing so soon again would cost more
+// try finds out what an origin is worth. It tells whether doing so soon again would cost more
 // than a look at a few files.
 func (m *Models) try(ctx context.Context, s *served, p *origin, engine Source) (costly bool) {
 	old := p.use
@@ -251,7 +251,7 @@ type files struct {
 
 var errNoFinder = errors.New("no tokenizer files are looked for")
 
-// load returns the model of a place. Files that did not change are not read again. It tells
+// load returns the model of an origin. Files that did not change are not read again. It tells
 // whether finding them costs more than a look at a directory.
 func (m *Models) load(ctx context.Context, p *origin) (model *Model, costly bool, err error) {
 	if m.cfg.Find == nil {
