@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -62,6 +63,7 @@ var errNoTemplate = errors.New("the model has no chat template")
 type rendering struct {
 	c    converter
 	text []byte
+	stop func() bool // ends a rendering that takes too long; nil is never
 }
 
 var renderings = sync.Pool{New: func() any { return new(rendering) }}
@@ -74,8 +76,17 @@ func (r *rendering) free() {
 		return
 	}
 	r.c = converter{text: r.c.text[:0]}
-	r.text = r.text[:0]
+	r.text, r.stop = r.text[:0], nil
 	renderings.Put(r)
+}
+
+// grow makes room for a text of about n bytes at once: what grows by and by takes five
+// times its bytes.
+func (r *rendering) grow(n int, body []byte) {
+	r.text = slices.Grow(r.text, n+n/16+4096)
+	if bytes.IndexByte(body, '\\') >= 0 {
+		r.c.text = slices.Grow(r.c.text, n)
+	}
 }
 
 // render appends the prompt's text to r.text.
@@ -111,7 +122,7 @@ func (m *Model) renderText(r *rendering, req *openai.Request, body []byte, style
 	if err != nil {
 		return err
 	}
-	if r.text, err = template.Render(r.text, vars, &jinja.Env{Now: m.Now, MaxSteps: maxSteps}); err != nil {
+	if r.text, err = template.Render(r.text, vars, &jinja.Env{Now: m.Now, MaxSteps: maxSteps, MaxOutput: maxOutput(body), Stop: r.stop}); err != nil {
 		return err
 	}
 	if r.c.continued() {
@@ -123,6 +134,9 @@ func (m *Model) renderText(r *rendering, req *openai.Request, body []byte, style
 // maxSteps bounds a rendering. A thousand messages take about 15,000 steps, in the two real
 // templates whose work is quadratic about 550,000; a step takes 60 to 300 ns.
 const maxSteps = 600_000
+
+// maxOutput bounds a rendering's text: templates print little beside what a body holds.
+func maxOutput(body []byte) int { return 4*len(body) + 1<<20 }
 
 // vars are the template's variables in the order of transformers' apply_chat_template.
 func (m *Model) vars(c *converter) (*jinja.Dict, error) {
