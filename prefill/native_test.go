@@ -201,3 +201,17 @@ func TestGain_DraftsAsTheEngineHasIt(t *testing.T) {
 		}
 	})
 }
+
+// TestWhollyExact_AnEnginesTokensAre: why they were not made here does not matter.
+func TestWhollyExact_AnEnginesTokensAre(t *testing.T) {
+	f := func(want bool, source kv.Source, reason string, count int) {
+		t.Helper()
+		if got := whollyExact(&kv.Prompt{Source: source, Reason: reason, Tokens: []uint32{1, 2}, TokenCount: count}); got != want {
+			t.Errorf("%v, %q, 2 of %d tokens: %t", source, reason, count, got)
+		}
+	}
+	f(true, kv.SourceLocal, "", 2)
+	f(true, kv.SourceEngine, "no local tokens: tool_choice", 2)
+	f(false, kv.SourceEngine, "tokens are those of an earlier turn", 3)
+	f(false, kv.SourceLocal, "identity of the first 2 tokens: the rest takes more than 20ms", 2)
+}

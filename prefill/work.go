@@ -224,9 +224,10 @@ func (p *Prefiller) identify(ctx context.Context, body []byte, ns kv.Namespace) 
 	return p.cfg.Identify(ctx, &v, body, ns)
 }
 
-// whollyExact tells whether all tokens of a prompt are known.
+// whollyExact tells whether all tokens of a prompt are known. An engine's own may come with
+// the reason why they were not made here.
 func whollyExact(p *kv.Prompt) bool {
-	return p.Exact() && p.Reason == "" && len(p.Tokens) == p.TokenCount
+	return p.Exact() && (p.Reason == "" || p.Source == kv.SourceEngine) && len(p.Tokens) == p.TokenCount
 }
 
 // compare finds where the next turn's prompt leaves that of the finished one, and what the
