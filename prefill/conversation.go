@@ -54,6 +54,7 @@ type warmth struct {
 	busy      float64 // share of the last minute in which the worker was busy
 	cancelled bool
 	partial   bool // it gave way and never went on
+	counted   bool // what became of its tokens is in the counters
 }
 
 // table holds the open conversations by the hash of their messages, in the order in

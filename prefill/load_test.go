@@ -40,6 +40,8 @@ type played struct {
 	elapsed  time.Duration
 	outcomes map[string]float64
 	debug    Snapshot
+
+	forecasts map[string]map[string]float64 // by event and kind
 }
 
 // play runs a crowd in virtual time. Users draw from their own generators, so two runs
@@ -89,6 +91,7 @@ func play(t *testing.T, c crowd) (p played) {
 		p.elapsed = time.Since(start)
 		p.outcomes = g.counts()
 		p.debug = g.prefill.Debug()
+		p.forecasts = g.forecasts()
 		g.close()
 	})
 	return p

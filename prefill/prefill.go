@@ -3,6 +3,7 @@ package prefill
 import (
 	"context"
 	"hash/maphash"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -36,9 +37,13 @@ type Prefiller struct {
 		learn  learning
 		rand   *rand.Rand
 		tau    time.Duration // age scale that the router told last
+		stay   float64       // residency that the router told last, seconds
 		recent [maxRecent]Record
 		next   int
 		closed bool
+
+		tokens     map[string]int // by kind
+		tokensOpen int            // sent, and their next turn is still to come
 	}
 }
 
@@ -57,6 +62,11 @@ type job struct {
 	sent   time.Time          // when it was sent last
 	tries  int                // how often
 	over   bool               // its outcome is decided, or is up to the next turn
+
+	// Since its last look at the worker, where that was taken:
+	waits kv.WorkerRank // for whom it waits; ID "": for nobody
+	worth float64       // expected seconds saved for each second of the engine
+	poke  chan struct{} // a look before its time is wanted
 }
 
 // New returns a Prefiller; Run makes it work. It panics where Config.Validate fails.
@@ -77,6 +87,8 @@ func New(cfg Config) *Prefiller {
 	p.sums.New = func() any { return new([]uint64) }
 	p.mu.table.init()
 	p.mu.pauses = map[string]time.Time{}
+	p.mu.tokens = map[string]int{}
+	p.mu.stay = math.Inf(1)
 	p.mu.learn.init()
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
@@ -185,7 +197,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 		key: t.key, messages: t.messages, scope: scope{t.id.key, t.id.model, trigger},
 		served: e.Worker, ended: now, thought: t.thought,
 	}
-	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e}
+	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e, poke: make(chan struct{}, 1)}
 	c.job = j
 	c.open = true
 
@@ -236,12 +248,13 @@ func (p *Prefiller) replaced(c *conversation) {
 	p.mu.Lock()
 	j := c.job
 	p.mu.Unlock()
-	if j != nil && p.stop(j, outcomeSkipped, skipSuperseded) {
-		return
+	if j != nil {
+		p.stop(j, outcomeSkipped, skipSuperseded)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closeLocked(c, outcomeWasted, wasteReplaced)
+	p.forgetTokensLocked(&c.warm)
 }
 
 // closeLocked counts the outcome of a conversation, if it is still to come.
@@ -330,9 +343,16 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 	p.mu.table.remove(c)
 	p.open.Store(int64(len(p.mu.table.byKey)))
 	if !c.overdue {
-		p.mu.learn.back(c.scope)
+		p.mu.learn.back(c.scope, time.Since(c.ended))
+		p.metrics.gaps.WithLabelValues(string(c.scope.trigger)).Observe(time.Since(c.ended).Seconds())
 	}
 	j := c.job
+	if c.warm.gain > 0 {
+		p.metrics.seen(c.scope.trigger, eventReturn)
+		if j == nil && c.state == stateWarmed {
+			p.metrics.seen(c.scope.trigger, eventInTime)
+		}
+	}
 	p.mu.Unlock()
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
@@ -356,6 +376,7 @@ func (p *Prefiller) sweep(now time.Time) {
 		c := e.Value.(*conversation)
 		t.remove(c)
 		p.closeLocked(c, outcomeWasted, wasteNoReturn)
+		p.forgetTokensLocked(&c.warm)
 	}
 	p.open.Store(int64(len(t.byKey)))
 	for worker, until := range p.mu.pauses {
@@ -386,9 +407,18 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 	if c.warm.gain == 0 {
 		return
 	}
-	if c.warm.cancelled {
-		p.metrics.tokens.WithLabelValues("cancelled_used").Add(float64(used))
+	known := e.OK && e.Usage.CachedTokens >= 0
+	switch {
+	case !known:
+		p.closeTokensLocked(&c.warm, 0, tokenUnknown)
+	case c.warm.cancelled:
+		p.closeTokensLocked(&c.warm, used, tokenCancelled)
 		return
+	case used >= min(block, c.warm.gain):
+		p.metrics.seen(c.scope.trigger, eventResident)
+		p.closeTokensLocked(&c.warm, used, tokenWasted)
+	default:
+		p.closeTokensLocked(&c.warm, 0, tokenWasted)
 	}
 	switch {
 	case !c.open: // failed, or settled before
@@ -397,7 +427,6 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 	case e.Usage.CachedTokens < 0:
 		p.closeLocked(c, outcomeUnmeasured, blindUsage)
 	case used >= min(block, c.warm.gain):
-		p.metrics.tokens.WithLabelValues("used").Add(float64(used))
 		p.closeLocked(c, outcomeUsed, "")
 	case e.Worker != c.warm.worker:
 		p.closeLocked(c, outcomeWasted, wasteMoved)
