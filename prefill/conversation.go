@@ -29,10 +29,10 @@ type conversation struct {
 	messages int
 	scope    scope
 	served   kv.WorkerRank
-	ended    time.Time // when the turn ended
-	thought  bool      // reasoning was seen since the last user's message
-	place    *list.Element
-	overdue  bool // counted as one that did not come back
+	ended    time.Time     // when the turn ended
+	thought  bool          // reasoning was seen since the last user's message
+	place    *list.Element // nil once it is out of the table
+	overdue  bool          // counted as one that did not come back
 
 	job   *job // nil once the warm-up is over, or was never tried
 	group group
@@ -40,6 +40,8 @@ type conversation struct {
 	state string // for the header of the next turn
 	open  bool   // outcome is still to come
 	warm  warmth
+
+	shared kv.WarmUp // as other proxies are told of it; ID 0: they are not
 }
 
 // warmth is what a warm-up that was sent should have left on its worker.

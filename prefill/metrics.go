@@ -48,6 +48,7 @@ const (
 	wasteReplaced = "replaced"  // the same turn ended again, or the conversation was forgotten
 	blindUsage    = "no_usage"  // the engine reports no cached tokens
 	blindFailed   = "failed"    // the next turn failed
+	blindPeer     = "peer"      // another proxy has it, and never told how it went
 )
 
 type metrics struct {
@@ -59,6 +60,7 @@ type metrics struct {
 	ttft      *prometheus.HistogramVec
 	gaps      *prometheus.HistogramVec
 	forecasts *prometheus.CounterVec
+	meetings  *prometheus.CounterVec
 	forgotten prometheus.Counter
 	yields    prometheus.Counter
 	inflight  prometheus.Gauge
@@ -90,6 +92,8 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 			Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900}}, []string{"trigger"}),
 		forecasts: prometheus.NewCounterVec(counter("forecast_total",
 			"Of warm-ups sent: those after which a next turn was expected (sum of probabilities) and seen, by event: return, in_time (after the warm-up was done) or resident (and found it)."), []string{"trigger", "event", "kind"}),
+		meetings: prometheus.NewCounterVec(counter("meetings_total",
+			"Turns that came to another proxy than the one that warms them: told (they came here) or heard (they came there)."), []string{"role"}),
 		forgotten: prometheus.NewCounter(counter("conversations_forgotten_total",
 			"Open conversations dropped for room before their next turn.")),
 		yields: prometheus.NewCounter(counter("yields_total",
@@ -99,7 +103,7 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 	}
 	if reg != nil {
 		reg.MustRegister(savings(p)...)
-		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.gaps, m.forecasts, m.forgotten, m.yields, m.inflight,
+		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.gaps, m.forecasts, m.meetings, m.forgotten, m.yields, m.inflight,
 			gauge("conversations", "Finished turns that wait for their next one.", func() float64 { n, _ := p.sizes(); return float64(n) }),
 			gauge("open_tokens", "Tokens of warm-ups whose next turn is still to come.", func() float64 {
 				p.mu.Lock()

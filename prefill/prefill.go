@@ -23,6 +23,7 @@ type Prefiller struct {
 	held    atomic.Int64 // bytes of bodies and replies
 	open    atomic.Int64 // conversations in the table
 	sending atomic.Int64 // warm-ups under way
+	abroad  atomic.Int64 // warm-ups of other proxies
 	wake    chan struct{}
 	metrics *metrics
 
@@ -41,6 +42,8 @@ type Prefiller struct {
 		recent [maxRecent]Record
 		next   int
 		closed bool
+
+		peering peering
 
 		tokens     map[string]int // by kind
 		tokensOpen int            // sent, and their next turn is still to come
@@ -88,6 +91,7 @@ func New(cfg Config) *Prefiller {
 	p.mu.table.init()
 	p.mu.pauses = map[string]time.Time{}
 	p.mu.tokens = map[string]int{}
+	p.mu.peering.away, p.mu.peering.abroad = map[uint64]*conversation{}, map[string][]kv.WarmUp{}
 	p.mu.stay = math.Inf(1)
 	p.mu.learn.init()
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
@@ -215,6 +219,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	}
 	if old != nil {
 		p.mu.table.remove(old)
+		p.unshareLocked(old)
 	}
 	p.mu.table.add(c)
 	p.open.Store(int64(len(p.mu.table.byKey)))
@@ -340,24 +345,31 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 		}
 		return nil
 	}
-	p.mu.table.remove(c)
-	p.open.Store(int64(len(p.mu.table.byKey)))
-	if !c.overdue {
-		p.mu.learn.back(c.scope, time.Since(c.ended))
-		p.metrics.gaps.WithLabelValues(string(c.scope.trigger)).Observe(time.Since(c.ended).Seconds())
-	}
+	p.leaveLocked(c)
 	j := c.job
-	if c.warm.gain > 0 {
-		p.metrics.seen(c.scope.trigger, eventReturn)
-		if j == nil && c.state == stateWarmed {
-			p.metrics.seen(c.scope.trigger, eventInTime)
-		}
-	}
 	p.mu.Unlock()
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
 	return c
+}
+
+// leaveLocked takes the conversation out whose next turn has come.
+func (p *Prefiller) leaveLocked(c *conversation) {
+	p.mu.table.remove(c)
+	p.open.Store(int64(len(p.mu.table.byKey)))
+	p.unshareLocked(c)
+	if !c.overdue {
+		gap := time.Since(c.ended)
+		p.mu.learn.back(c.scope, gap)
+		p.metrics.gaps.WithLabelValues(string(c.scope.trigger)).Observe(gap.Seconds())
+	}
+	if c.warm.gain > 0 {
+		p.metrics.seen(c.scope.trigger, eventReturn)
+		if c.job == nil && c.state == stateWarmed {
+			p.metrics.seen(c.scope.trigger, eventInTime)
+		}
+	}
 }
 
 // sweep closes what has waited for too long. A conversation is not expected back after
@@ -375,10 +387,12 @@ func (p *Prefiller) sweep(now time.Time) {
 	for e := t.order[1].Front(); e != nil && now.Sub(e.Value.(*conversation).ended) >= openLife; e = t.order[1].Front() {
 		c := e.Value.(*conversation)
 		t.remove(c)
+		p.unshareLocked(c)
 		p.closeLocked(c, outcomeWasted, wasteNoReturn)
 		p.forgetTokensLocked(&c.warm)
 	}
 	p.open.Store(int64(len(t.byKey)))
+	p.sweepAwayLocked(now)
 	for worker, until := range p.mu.pauses {
 		if !until.After(now) {
 			delete(p.mu.pauses, worker)

@@ -279,6 +279,9 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	defer p.admit.Unlock()
 	v, reason, again := p.judge(j, w)
 	p.mu.Lock()
+	if !j.over {
+		p.shareLocked(j, &v)
+	}
 	j.waits, j.worth = kv.WorkerRank{}, v.expect.Saved/max(v.seconds, 1e-9)
 	if reason == "" && !j.over && p.outdoneLocked(j, v.worker) {
 		reason, again = skipLoad, true
