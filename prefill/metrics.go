@@ -110,6 +110,7 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 				defer p.mu.Unlock()
 				return float64(p.mu.tokensOpen)
 			}),
+			gauge("peers_warm_ups", "Warm-ups of other proxies whose next turn may come here.", func() float64 { return float64(p.abroad.Load()) }),
 			gauge("queue", "Warm-ups that wait or are under way.", func() float64 { _, n := p.sizes(); return float64(n) }),
 			gauge("held_bytes", "Bytes of bodies and replies kept for warming.", func() float64 { return float64(p.held.Load()) }))
 	}

@@ -24,6 +24,9 @@ type peering struct {
 	abroad map[string][]kv.WarmUp // by proxy
 }
 
+// maxAway bounds the conversations whose end another proxy is to tell.
+const maxAway = 4096
+
 // met is a warm-up of another proxy for a turn that came to this one.
 type met struct {
 	owner string
@@ -75,7 +78,8 @@ func (p *Prefiller) Outstanding(dst []kv.WarmUp) []kv.WarmUp {
 	return dst
 }
 
-// Elsewhere replaces what a peer has told of its warm-ups; nil when it is gone.
+// Elsewhere replaces what a peer has told of its warm-ups; nil when it is gone. all is
+// handed over.
 func (p *Prefiller) Elsewhere(peer string, all []kv.WarmUp) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,10 +162,13 @@ func (p *Prefiller) Met(m kv.Meeting) {
 		}
 		c = s.told[i]
 		p.leaveLocked(c)
-		s.away[m.ID] = c
+		if len(s.away) < maxAway {
+			s.away[m.ID] = c
+		}
 		p.metrics.meetings.WithLabelValues("heard").Inc()
 	}
-	if m.Ended {
+	over := m.Ended || s.away[m.ID] == nil
+	if over {
 		delete(s.away, m.ID)
 	}
 	j := c.job
@@ -169,8 +176,8 @@ func (p *Prefiller) Met(m kv.Meeting) {
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
-	if m.Ended {
-		p.settle(c, &End{OK: m.OK, Worker: m.Rank, TTFT: m.TTFT, Usage: openai.Usage{CachedTokens: m.Cached}})
+	if over { // where there was no room to wait for the end, it settles as not known
+		p.settle(c, &End{OK: m.Ended && m.OK, Worker: m.Rank, TTFT: m.TTFT, Usage: openai.Usage{CachedTokens: m.Cached}})
 	}
 }
 
