@@ -114,6 +114,7 @@ func (p *Prefiller) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			p.sweep(time.Now())
+			p.evacuate()
 		case <-p.wake:
 			p.mu.Lock()
 			fresh := p.mu.fresh
@@ -171,6 +172,36 @@ func (p *Prefiller) Yield(to kv.WorkerRank) {
 	p.mu.Unlock()
 	for _, l := range leases {
 		l.Done(noOutcome)
+	}
+}
+
+// evacuate cancels the warm-ups on workers that take no more requests: the next turn goes
+// elsewhere, and so will they.
+func (p *Prefiller) evacuate() {
+	if p.sending.Load() == 0 {
+		return
+	}
+	under := map[*job]*router.Lease{}
+	p.mu.Lock()
+	for _, j := range p.mu.jobs {
+		if j.lease != nil {
+			under[j] = j.lease
+		}
+	}
+	p.mu.Unlock()
+	for j, l := range under {
+		if !l.Leaves() {
+			continue
+		}
+		p.mu.Lock()
+		still := j.lease == l
+		if still {
+			p.recallLocked(j)
+		}
+		p.mu.Unlock()
+		if still {
+			l.Done(noOutcome)
+		}
 	}
 }
 
