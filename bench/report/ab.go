@@ -218,7 +218,7 @@ func (x *AB) arm(treatment bool) Arm {
 		}
 		all = append(all, b.Records...)
 		out.Duration += b.Duration
-		out.Dropped += max(x.Workload.Users*x.Workload.Turns-len(b.Records)-b.Cancelled-b.ClockErrors, 0)
+		out.Dropped += max(x.Workload.planned()-len(b.Records)-b.Cancelled-b.ClockErrors, 0)
 		for name, v := range b.Counters {
 			if out.Counters == nil {
 				out.Counters = map[string]float64{}

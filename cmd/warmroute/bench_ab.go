@@ -78,7 +78,7 @@ func runAB(cmd *cobra.Command, a *abFlags) error {
 	}
 	defer out.discard()
 	cfg := a.ab
-	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, 2*cfg.Pairs*cfg.Users*cfg.Turns, a.verbose)
+	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, 2*cfg.Pairs*cfg.Users*cfg.Turns*(1+cfg.ToolSteps), a.verbose)
 	cfg.OnTurn = p.turn
 	cfg.OnBlock = p.block
 	p.start()
