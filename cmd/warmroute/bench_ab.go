@@ -78,6 +78,7 @@ func runAB(cmd *cobra.Command, a *abFlags) error {
 		return &usageError{err}
 	}
 	defer out.discard()
+	warnVariables(cmd, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), "warmroute: "+line) })
 	cfg := a.ab
 	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, 2*cfg.Pairs*cfg.Users*cfg.Turns*(1+cfg.ToolSteps), a.verbose)
 	cfg.OnTurn = p.turn

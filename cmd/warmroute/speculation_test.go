@@ -50,8 +50,8 @@ func warmable(x *report.AB, treatment bool, block, message int) float64 {
 // most a third as long; strangers notice nothing.
 func TestSpeculation_ToolLoops(t *testing.T) {
 	x := play(t, "thinking", func(c *bench.ABConfig) {
-		c.ToolSteps, c.ToolDelay, c.IgnoreEOS, c.EchoReasoning, c.Turns, c.ProbeRate = 3, 200*time.Millisecond, false, true, 2, 8
-		c.Users = 10
+		c.ToolSteps, c.ToolDelay, c.IgnoreEOS, c.EchoReasoning, c.Turns, c.ProbeRate = 3, 200*time.Millisecond, false, true, 2, 4
+		c.Users, c.Pairs, c.MeanDelay = 8, 4, 1500*time.Millisecond
 	})
 	r := &x.Result
 	a, b := warmable(x, false, 1, 0), warmable(x, true, 1, 0)
