@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,10 +15,16 @@ import (
 type link struct {
 	a, b *Prefiller
 	loss float64
+
+	mu   sync.Mutex
 	rand *rand.Rand
 }
 
-func (l *link) lost() bool { return l.rand.Float64() < l.loss }
+func (l *link) lost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rand.Float64() < l.loss
+}
 
 // run tells b of a's warm-ups, as often as proxies do, until the test is over.
 func (l *link) run(stop <-chan struct{}) {
@@ -50,7 +57,7 @@ func elsewhere(t *testing.T, loss float64, think time.Duration, turns int) (stat
 				if !l.lost() {
 					time.AfterFunc(20*time.Millisecond, func() { l.a.Met(m) })
 				}
-				if l.rand.Float64() < loss { // and some of it twice, late
+				if l.lost() { // and some of it twice, late
 					time.AfterFunc(3*time.Second, func() { l.a.Met(m) })
 				}
 			},
