@@ -315,7 +315,7 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 		g.Go(func() error { return p.peers.Run(back) })
 	}
 	g.Go(func() error { return p.fleet.Run(back) })
-	g.Go(func() error { return p.models.Run(back, p.fleet) })
+	g.Go(func() error { return p.models.Run(back, p.fleet.Styled) })
 	g.Go(func() error {
 		// Speculation ends with the signal, before the streams have drained.
 		warm, stop := context.WithCancel(back)

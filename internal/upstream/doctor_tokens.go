@@ -38,7 +38,7 @@ func (w *Worker) checkLocal(ctx context.Context, d *Diagnosis, f *facts, cfg pro
 	oneTokenizer.Lock()
 	defer oneTokenizer.Unlock()
 	models := prompt.NewModels(cfg)
-	models.Offer(d.model, d.root, prompt.StyleOf(f.engine))
+	models.Offer(d.model, d.root, prompt.StyleOf(f.engine).At(f.version))
 	unknown := models.Describe(d.model)
 	if unknown == "" {
 		return
@@ -47,7 +47,7 @@ func (w *Worker) checkLocal(ctx context.Context, d *Diagnosis, f *facts, cfg pro
 	done := make(chan struct{})
 	go func() { // waited for below
 		defer close(done)
-		_ = models.Run(ctx, engineTokens{w})
+		_ = models.Run(ctx, func(prompt.Style) prompt.Source { return engineTokens{w} })
 	}()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
