@@ -251,6 +251,7 @@ func warmHeader(dst, header []byte, id string, rank string) []byte {
 	}
 	dst = append(append(append(dst, "X-Request-Id: "...), id...), "\r\n"...)
 	dst = append(dst, "X-Warmroute-Prefill: 1\r\n"...)
+	dst = appendTrace(dst, header)
 	if rank != "" {
 		dst = append(append(append(dst, "X-Data-Parallel-Rank: "...), rank...), "\r\n"...)
 	}

@@ -93,6 +93,8 @@ type Config struct {
 	// one is made; required. It waits at most as long as a request would.
 	Identify func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt
 
+	Peers Peers // other proxies of the same workers
+
 	Seed       uint64                // of the holdout; 0: random
 	Registerer prometheus.Registerer // nil: metrics are not registered
 }

@@ -29,10 +29,10 @@ type conversation struct {
 	messages int
 	scope    scope
 	served   kv.WorkerRank
-	ended    time.Time // when the turn ended
-	thought  bool      // reasoning was seen since the last user's message
-	place    *list.Element
-	overdue  bool // counted as one that did not come back
+	ended    time.Time     // when the turn ended
+	thought  bool          // reasoning was seen since the last user's message
+	place    *list.Element // nil once it is out of the table
+	overdue  bool          // counted as one that did not come back
 
 	job   *job // nil once the warm-up is over, or was never tried
 	group group
@@ -44,6 +44,8 @@ type conversation struct {
 	said   said         // of the finished turn's reply
 	own    habit        // how the client wrote earlier replies back
 	expect *expectation // of the next turn; nil until a warm-up is sent
+
+	shared kv.WarmUp // as other proxies are told of it; ID 0: they are not
 }
 
 // warmth is what a warm-up that was sent should have left on its worker.
@@ -60,6 +62,7 @@ type warmth struct {
 	form      string  // tokens or chat
 	cancelled bool
 	partial   bool // it gave way and never went on
+	counted   bool // what became of its tokens is in the counters
 }
 
 // table holds the open conversations by the hash of their messages, in the order in

@@ -2,6 +2,8 @@ package prefill
 
 import (
 	"cmp"
+	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -45,6 +47,9 @@ type Snapshot struct {
 	// Headline is the comparison of all turns that chance chose to warm or to hold out.
 	Headline Comparison `json:"headline"`
 
+	// Tokens of warm-ups by what became of them; sent is the sum of the others.
+	Tokens map[string]int `json:"tokens"`
+
 	Scopes   []Scope            `json:"scopes"`           // the busiest first
 	Pauses   map[string]float64 `json:"paused,omitempty"` // seconds to go, by worker
 	Recent   []Record           `json:"recent"`           // newest first
@@ -69,10 +74,34 @@ type Scope struct {
 	Key         string  `json:"key,omitempty"`
 	Model       string  `json:"model"`
 	Trigger     Trigger `json:"trigger"`
-	Probability float64 `json:"p_return"`
-	Closed      bool    `json:"closed"` // warming was measured not to pay
-	Spent       float64 `json:"engine_seconds_spent"`
+	Probability float64 `json:"p_return"` // that a next turn comes
+	// Expect is that, of a warm-up like the last ones sent at the end of the turn, and
+	// what it would save.
+	Expect Expectation `json:"expect"`
+	GapP50 float64     `json:"return_gap_p50_seconds"`
+	GapP90 float64     `json:"return_gap_p90_seconds"`
+	Closed bool        `json:"closed"` // warming was measured not to pay
+	Spent  float64     `json:"engine_seconds_spent"`
 	Comparison
+}
+
+// Expectation is what the learning gate expects of a warm-up.
+type Expectation struct {
+	Takes     float64  `json:"warm_up_seconds"`
+	Residency *float64 `json:"residency_seconds"` // null: nothing must be evicted
+	Resident  float64  `json:"p_before_eviction"` // that the next turn comes, and so early
+	InTime    float64  `json:"p_after_warm_up"`   // and not before the warm-up is done
+	Saved     float64  `json:"saved_seconds"`
+}
+
+// expectationLocked looks ahead from the end of a turn of scope s.
+func (p *Prefiller) expectationLocked(s scope, takes float64) Expectation {
+	f := p.mu.learn.forecast(s, 0, takes, p.mu.stay)
+	e := Expectation{Takes: takes, Resident: f.Resident, InTime: f.InTime, Saved: f.Saved}
+	if stay := p.mu.stay; !math.IsInf(stay, 1) {
+		e.Residency = &stay
+	}
+	return e
 }
 
 // Debug returns the state of the moment.
@@ -86,9 +115,13 @@ func (p *Prefiller) Debug() Snapshot {
 		Conversations: len(p.mu.table.byKey), Queue: len(p.mu.jobs), HeldBytes: p.held.Load(),
 		Headline: l.total.comparison(), Scoped: len(l.scopes), Shutdown: p.mu.closed,
 	}
+	s.Tokens = maps.Clone(p.mu.tokens)
+	s.Tokens["open"] = p.mu.tokensOpen
 	for of, e := range l.scopes {
+		gaps := l.gaps(of)
 		s.Scopes = append(s.Scopes, Scope{
 			Key: of.key, Model: of.model, Trigger: of.trigger, Probability: l.probability(of),
+			Expect: p.expectationLocked(of, e.takes), GapP50: gaps.quantile(.5), GapP90: gaps.quantile(.9),
 			Closed: p.cfg.Holdout > 0 && e.closed(), Spent: e.spent, Comparison: e.comparison(),
 		})
 	}

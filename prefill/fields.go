@@ -114,7 +114,7 @@ var headers = map[string]bool{
 	"x-idempotency-key":     true,
 	"x-speculative-prefill": true,
 	"x-data-parallel-rank":  true,
-	"traceparent":           true, // a warm-up is no part of the user's trace
+	"traceparent":           true, // appendTrace writes it anew
 	"tracestate":            true,
 	"b3":                    true,
 	"x-b3-traceid":          true,

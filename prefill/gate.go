@@ -30,6 +30,7 @@ type verdict struct {
 	engine    string
 	drafts    bool   // the engine decodes with drafts
 	from      string // what live rests on
+	expect    forecast
 }
 
 // What live rests on.
@@ -77,12 +78,12 @@ func (p *Prefiller) judge(j *job, w *plan) (v verdict, reason string, again bool
 	}
 	now := time.Now()
 	p.mu.Lock()
-	p.mu.tau = time.Duration(o.AgeScale * float64(time.Second))
-	back := p.mu.learn.probability(j.c.scope)
+	p.mu.tau, p.mu.stay = time.Duration(o.AgeScale*float64(time.Second)), o.Residency
+	v.expect = p.mu.learn.forecast(j.c.scope, now.Sub(j.ended).Seconds(), v.seconds, o.Residency)
 	pause := p.mu.pauses[o.Worker.ID].Sub(now)
 	p.mu.Unlock()
 	switch {
-	case back*v.seconds <= o.Evict+(1-back)*0.25*float64(o.Inflight)*v.seconds:
+	case v.expect.Saved <= o.Evict+(1-v.expect.Resident)*0.25*float64(o.Inflight)*v.seconds:
 		return v, skipCost, false
 	case v.busy > maxBusy:
 		return v, skipLoad, false

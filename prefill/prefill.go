@@ -3,6 +3,7 @@ package prefill
 import (
 	"context"
 	"hash/maphash"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ type Prefiller struct {
 	held    atomic.Int64 // bytes of bodies and replies
 	open    atomic.Int64 // conversations in the table
 	sending atomic.Int64 // warm-ups under way
+	abroad  atomic.Int64 // warm-ups of other proxies
 	wake    chan struct{}
 	metrics *metrics
 	verify  *verifyMetrics
@@ -39,9 +41,15 @@ type Prefiller struct {
 		learn  learning
 		rand   *rand.Rand
 		tau    time.Duration // age scale that the router told last
+		stay   float64       // residency that the router told last, seconds
 		recent [maxRecent]Record
 		next   int
 		closed bool
+
+		peering peering
+
+		tokens     map[string]int // by kind
+		tokensOpen int            // sent, and their next turn is still to come
 	}
 }
 
@@ -60,6 +68,11 @@ type job struct {
 	sent   time.Time          // when it was sent last
 	tries  int                // how often
 	over   bool               // its outcome is decided, or is up to the next turn
+
+	// Since its last look at the worker, where that was taken:
+	waits kv.WorkerRank // for whom it waits; ID "": for nobody
+	worth float64       // expected seconds saved for each second of the engine
+	poke  chan struct{} // a look before its time is wanted
 }
 
 // New returns a Prefiller; Run makes it work. It panics where Config.Validate fails.
@@ -81,6 +94,9 @@ func New(cfg Config) *Prefiller {
 	p.mu.table.init()
 	p.mu.pauses = map[string]time.Time{}
 	p.mu.chats, p.mu.habits = map[string]time.Time{}, habits{}
+	p.mu.tokens = map[string]int{}
+	p.mu.peering.away, p.mu.peering.abroad = map[uint64]*conversation{}, map[string][]kv.WarmUp{}
+	p.mu.stay = math.Inf(1)
 	p.mu.learn.init()
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
@@ -103,6 +119,7 @@ func (p *Prefiller) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			p.sweep(time.Now())
+			p.evacuate()
 		case <-p.wake:
 			p.mu.Lock()
 			fresh := p.mu.fresh
@@ -141,36 +158,6 @@ func (p *Prefiller) Pause(worker string, d time.Duration) {
 
 const maxPauses = 4096
 
-// Yield makes the warm-ups on a rank give way: a client's request was routed there. What
-// they have computed stays in the engine's cache, and they go on where they stopped once
-// the rank is free again. It costs one load where there are none.
-func (p *Prefiller) Yield(to kv.WorkerRank) {
-	if p == nil || p.sending.Load() == 0 {
-		return
-	}
-	var leases []*router.Lease
-	p.mu.Lock()
-	for _, j := range p.mu.jobs {
-		if j.lease != nil && j.lease.Worker() == to {
-			leases = append(leases, j.lease)
-			p.recallLocked(j)
-			p.metrics.yields.Inc()
-		}
-	}
-	p.mu.Unlock()
-	for _, l := range leases {
-		l.Done(noOutcome)
-	}
-}
-
-// recallLocked cancels the request of a warm-up that is under way.
-func (p *Prefiller) recallLocked(j *job) {
-	j.cut()
-	j.lease = nil
-	p.sending.Add(-1)
-	p.mu.learn.spent(j.c, time.Since(j.sent))
-}
-
 // idle tells whether no conversation waits for its next turn.
 func (p *Prefiller) idle() bool { return p.open.Load() == 0 }
 
@@ -190,7 +177,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 		key: t.key, messages: t.messages, scope: scope{t.id.key, t.id.model, trigger},
 		served: e.Worker, ended: now, thought: t.thought, said: t.reply.said(), own: t.own,
 	}
-	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e}
+	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e, poke: make(chan struct{}, 1)}
 	c.job = j
 	c.open = true
 
@@ -208,6 +195,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	}
 	if old != nil {
 		p.mu.table.remove(old)
+		p.unshareLocked(old)
 	}
 	p.mu.table.add(c)
 	p.open.Store(int64(len(p.mu.table.byKey)))
@@ -241,12 +229,13 @@ func (p *Prefiller) replaced(c *conversation) {
 	p.mu.Lock()
 	j := c.job
 	p.mu.Unlock()
-	if j != nil && p.stop(j, outcomeSkipped, skipSuperseded) {
-		return
+	if j != nil {
+		p.stop(j, outcomeSkipped, skipSuperseded)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closeLocked(c, outcomeWasted, wasteReplaced)
+	p.forgetTokensLocked(&c.warm)
 }
 
 // closeLocked counts the outcome of a conversation, if it is still to come.
@@ -332,17 +321,31 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 		}
 		return nil
 	}
-	p.mu.table.remove(c)
-	p.open.Store(int64(len(p.mu.table.byKey)))
-	if !c.overdue {
-		p.mu.learn.back(c.scope)
-	}
+	p.leaveLocked(c)
 	j := c.job
 	p.mu.Unlock()
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
 	return c
+}
+
+// leaveLocked takes the conversation out whose next turn has come.
+func (p *Prefiller) leaveLocked(c *conversation) {
+	p.mu.table.remove(c)
+	p.open.Store(int64(len(p.mu.table.byKey)))
+	p.unshareLocked(c)
+	if !c.overdue {
+		gap := time.Since(c.ended)
+		p.mu.learn.back(c.scope, gap)
+		p.metrics.gaps.WithLabelValues(string(c.scope.trigger)).Observe(gap.Seconds())
+	}
+	if c.warm.gain > 0 {
+		p.metrics.seen(c.scope.trigger, eventReturn)
+		if c.job == nil && c.state == stateWarmed {
+			p.metrics.seen(c.scope.trigger, eventInTime)
+		}
+	}
 }
 
 // sweep closes what has waited for too long. A conversation is not expected back after
@@ -360,9 +363,12 @@ func (p *Prefiller) sweep(now time.Time) {
 	for e := t.order[1].Front(); e != nil && now.Sub(e.Value.(*conversation).ended) >= openLife; e = t.order[1].Front() {
 		c := e.Value.(*conversation)
 		t.remove(c)
+		p.unshareLocked(c)
 		p.closeLocked(c, outcomeWasted, wasteNoReturn)
+		p.forgetTokensLocked(&c.warm)
 	}
 	p.open.Store(int64(len(t.byKey)))
+	p.sweepAwayLocked(now)
 	for worker, until := range p.mu.pauses {
 		if !until.After(now) {
 			delete(p.mu.pauses, worker)
@@ -391,9 +397,18 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 	if c.warm.gain == 0 {
 		return
 	}
-	if c.warm.cancelled {
-		p.metrics.tokens.WithLabelValues("cancelled_used").Add(float64(used))
+	known := e.OK && e.Usage.CachedTokens >= 0
+	switch {
+	case !known:
+		p.closeTokensLocked(&c.warm, 0, tokenUnknown)
+	case c.warm.cancelled:
+		p.closeTokensLocked(&c.warm, used, tokenCancelled)
 		return
+	case used >= min(block, c.warm.gain):
+		p.metrics.seen(c.scope.trigger, eventResident)
+		p.closeTokensLocked(&c.warm, used, tokenWasted)
+	default:
+		p.closeTokensLocked(&c.warm, 0, tokenWasted)
 	}
 	switch {
 	case !c.open: // failed, or settled before
@@ -402,7 +417,6 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 	case e.Usage.CachedTokens < 0:
 		p.closeLocked(c, outcomeUnmeasured, blindUsage)
 	case used >= min(block, c.warm.gain):
-		p.metrics.tokens.WithLabelValues("used").Add(float64(used))
 		p.closeLocked(c, outcomeUsed, "")
 	case e.Worker != c.warm.worker:
 		p.closeLocked(c, outcomeWasted, wasteMoved)

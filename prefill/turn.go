@@ -44,6 +44,7 @@ type Turn struct {
 	reply    reply
 	held     int64         // bytes that count against the cap
 	prev     *conversation // that this turn continues
+	met      met           // the same at another proxy
 	state    string
 	thought  bool // reasoning was seen since the last user's message
 	ended    bool
@@ -70,7 +71,8 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 		mode = p.cfg.mode(a.Request.Model, a.Key)
 	}
 	wanted := mode == ModeOn || mode == ModeAuto
-	if !wanted && p.idle() {
+	abroad := p.abroad.Load() > 0
+	if !wanted && p.idle() && !abroad {
 		return nil
 	}
 	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages)}
@@ -85,7 +87,7 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 		t.learn(&a)
 	}
 	if !wanted {
-		if t.prev == nil {
+		if t.prev == nil && !abroad {
 			return nil
 		}
 		return t
@@ -209,6 +211,7 @@ func (t *Turn) Finish(e End) {
 		p.settle(t.prev, &e)
 		t.prev = nil
 	}
+	t.settleAbroad(&e)
 	if t.mode == "" {
 		return
 	}

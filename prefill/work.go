@@ -58,7 +58,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 		if lease, reason, later = p.try(ctx, j, w, cut); reason == "" {
 			break
 		}
-		if !later || !sleep(ctx, wait) {
+		if !later || !j.rest(ctx, wait) {
 			p.enough(j, reason)
 			return false
 		}
@@ -103,6 +103,38 @@ func (p *Prefiller) enough(j *job, reason string) bool {
 		p.stop(j, outcomeSkipped, reason)
 	}
 	return false
+}
+
+// outdoneLocked tells whether another warm-up that waits for the worker should go first:
+// one of which more is expected for the same engine time. That one is made to look.
+func (p *Prefiller) outdoneLocked(j *job, worker kv.WorkerRank) bool {
+	best := j
+	for _, k := range p.mu.jobs {
+		if k.waits == worker && k.worth > best.worth && time.Now().Before(k.ended.Add(jobLife-longWait)) {
+			best = k
+		}
+	}
+	if best == j {
+		return false
+	}
+	select {
+	case best.poke <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// rest waits for d, or until the job is poked, and tells whether ctx lasted so long.
+func (j *job) rest(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+	case <-j.poke:
+	}
+	return ctx.Err() == nil
 }
 
 // sleep waits for d and tells whether ctx lasted so long.
@@ -279,10 +311,21 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	p.admit.Lock()
 	defer p.admit.Unlock()
 	v, reason, again := p.judge(j, w)
+	p.mu.Lock()
+	if !j.over {
+		p.shareLocked(j, &v)
+	}
+	j.waits, j.worth = kv.WorkerRank{}, v.expect.Saved/max(v.seconds, 1e-9)
+	if reason == "" && !j.over && p.outdoneLocked(j, v.worker) {
+		reason, again = skipLoad, true
+	}
 	if reason != "" {
+		if again {
+			j.waits = v.worker
+		}
+		p.mu.Unlock()
 		return nil, reason, again
 	}
-	p.mu.Lock()
 	if j.over {
 		p.mu.Unlock()
 		return nil, "", false
@@ -321,17 +364,19 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	}
 	j.lease, j.cut, j.sent = lease, cut, time.Now()
 	j.c.group, j.c.probe, j.c.state = g, probe, "warming"
+	before := j.c.warm
 	if j.tries++; j.tries == 1 {
 		j.c.warm = v.warmth()
+		p.metrics.expect(j.trigger, &v.expect)
 	} else {
 		j.c.warm.goesOn(&v)
 	}
 	j.c.warm.form = w.form.String()
 	p.mu.table.expect(j.c, w.expect)
+	p.sendsLocked(&before, &j.c.warm)
 	p.sending.Add(1)
 	p.metrics.inflight.Inc()
 	p.metrics.sent.WithLabelValues(string(j.trigger)).Inc()
-	p.metrics.tokens.WithLabelValues("sent").Add(float64(v.gain))
 	p.mu.Unlock()
 	return lease, "", false
 }
@@ -358,6 +403,7 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 	}
 	j.c.state = outcomeFailed
 	p.closeLocked(j.c, outcomeFailed, reason)
+	p.closeTokensLocked(&j.c.warm, 0, tokenFailed)
 	p.recordLocked(j, outcomeFailed, reason)
 	p.mu.Unlock()
 	switch {

@@ -144,6 +144,7 @@ func (r *Router) scoreLocked(q *query, w *row) {
 			// has them already.
 			need := in.prompt - in.overlap + in.output + max(in.held, stored+in.backlog+k.warmTokens) - in.cap
 			if must := int(math.Ceil(need / bs)); must > 0 {
+				in.must = float64(must) * bs
 				in.evict = x.DecayedOldest(k.num, must, time.Duration(q.tau*float64(time.Second))) * bs
 			}
 		}

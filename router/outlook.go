@@ -1,6 +1,7 @@
 package router
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -26,6 +27,9 @@ type Outlook struct {
 	Evict         float64 // E, seconds
 	AgeScale      float64 // τ, seconds
 	Drafts        bool    // as the worker's spec says
+	// Residency is for how long, in seconds, a block that nobody uses stays there: the
+	// idle age of those that must go next; +Inf while there is room.
+	Residency float64
 
 	// Of the last 60 s, or since the rank joined, that is Over: the time in which a
 	// client's request waited there for its first token, and that in which a warm-up
@@ -63,10 +67,22 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
 		Rate: w.in.rate, Inflight: k.inflight, Waiting: waiting, Warming: len(k.warm),
 		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight+len(k.warm) >= k.worker.spec.MaxNumSeqs,
-		Evict: w.terms.evict, AgeScale: q.tau, Drafts: k.worker.spec.Drafts,
+		Evict: w.terms.evict, AgeScale: q.tau, Residency: w.in.residency(q.tau), Drafts: k.worker.spec.Drafts,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
 }
+
+// residency is the age, in seconds, at which e^(−age/τ) is what the tokens that must go
+// weigh on average: under LRU eviction others' blocks will be as old when they go. It is
+// at most maxResidency·τ where any must.
+func (in *costInput) residency(tau float64) float64 {
+	if in.must == 0 {
+		return math.Inf(1)
+	}
+	return tau * math.Log(max(in.must/max(in.evict, in.must*math.Exp(-maxResidency)), 1))
+}
+
+const maxResidency = 20
 
 // Preview returns the decision that Route would take by cost at this moment, whatever the
 // router's mode. It has no ID: nothing is booked, counted or learned, and no rent is paid.

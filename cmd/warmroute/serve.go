@@ -150,9 +150,11 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	var consumer *events.Consumer
 	var peers *events.Peers
 	var tell func()
+	var reach prefill.Peers
 	shared := bus.Shared()
 	if shared != nil {
 		tell = func() { peers.Wake() }
+		reach = prefill.Peers{Changed: func() { peers.Warmed() }, Meet: func(m kv.Meeting) { peers.Meet(m) }}
 	}
 	rt := router.New(router.Config{
 		Mode:        router.Mode(cfg.Routing.Mode),
@@ -204,15 +206,6 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	if err != nil {
 		return nil, err
 	}
-	if shared != nil {
-		peers, err = events.NewPeers(events.PeersConfig{
-			Conn: shared, Prefix: cfg.NATS.Prefix, Cluster: cfg.NATS.Cluster, Proxy: proxyID(cfg.Listen),
-			Load: rt, Logger: log, Registerer: registry,
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
 	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
 	warmer := prefill.New(prefill.Config{
 		Default: prefill.Mode(cfg.Prefill.Mode),
@@ -224,8 +217,18 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Identify: func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
 			return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
 		},
+		Peers:      reach,
 		Registerer: registry,
 	})
+	if shared != nil {
+		peers, err = events.NewPeers(events.PeersConfig{
+			Conn: shared, Prefix: cfg.NATS.Prefix, Cluster: cfg.NATS.Cluster, Proxy: proxyID(cfg.Listen),
+			Load: rt, Warmups: warmer, Logger: log, Registerer: registry,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	front, err := proxy.New(proxy.Config{
 		Listen:       cfg.Listen,
 		Admin:        cfg.Admin,
