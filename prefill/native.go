@@ -96,9 +96,9 @@ func (n *native) carries(body []byte, ns kv.Namespace) bool {
 	r.Reset(body, whole(body))
 	r.Object()
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		name := string(key)
+		known := shared[string(key)] || n.carried[string(key)]
 		if !r.Null() {
-			if !shared[name] && !n.carried[name] {
+			if !known {
 				return false
 			}
 			r.Skip()
