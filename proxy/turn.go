@@ -47,7 +47,7 @@ type turn struct {
 
 	ctx    context.Context // ends when the client leaves or the proxy gives up draining
 	cancel context.CancelCauseFunc
-	watch  *watch
+	client *conn // that is watched; nil for none
 
 	worker *upstream.Worker
 	lease  *router.Lease
@@ -102,8 +102,8 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, 
 		return
 	}
 	t.explain = string(rc.Request.Header.Peek(headerExplain)) == "1"
-	if c := clientConn(rc.Conn()); c != nil {
-		t.watch = startWatch(c, func() { t.cancel(errClientGone) })
+	if t.client = clientConn(rc.Conn()); t.client != nil {
+		t.client.watch(func() { t.cancel(errClientGone) })
 	}
 	ns := t.namespace()
 	t.warm = s.cfg.Prefill.Arrived(prefill.Arrival{
@@ -151,8 +151,8 @@ func (t *turn) end() {
 		t.lease.Done(unknownOutcome)
 	}
 	t.finishWarm(left) // after the lease, which reads the prompt too
-	if t.watch != nil {
-		t.watch.stop()
+	if t.client != nil {
+		t.client.unwatch()
 	}
 	t.cancel(context.Canceled)
 	if left {
