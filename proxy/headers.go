@@ -168,7 +168,11 @@ func tenant(h *fasthttp.RequestHeader) string {
 
 // pinnedRank returns the data-parallel rank that a client asks for, -1 for none.
 func pinnedRank(h *fasthttp.RequestHeader) int {
-	n, err := strconv.Atoi(string(h.Peek(headerRank)))
+	v := h.Peek(headerRank)
+	if len(v) == 0 {
+		return -1
+	}
+	n, err := strconv.Atoi(string(v))
 	if err != nil || n < 0 {
 		return -1
 	}
@@ -210,8 +214,8 @@ func isFolded(raw []byte) bool {
 	return bytes.Contains(raw, []byte("\n ")) || bytes.Contains(raw, []byte("\n\t"))
 }
 
-// mediaType returns a content type without its parameters, in lower case.
-func mediaType(contentType []byte) string {
+// isEventStream tells whether a content type, whatever its parameters, is that of SSE.
+func isEventStream(contentType []byte) bool {
 	t, _, _ := bytes.Cut(contentType, []byte(";"))
-	return string(bytes.ToLower(bytes.TrimSpace(t)))
+	return bytes.EqualFold(bytes.TrimSpace(t), []byte("text/event-stream"))
 }

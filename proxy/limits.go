@@ -232,8 +232,9 @@ func (c *caller) writeLimits(h *fasthttp.ResponseHeader, now time.Time) {
 		if b.limit == 0 {
 			return
 		}
-		h.Set(limit, strconv.Itoa(b.limit))
-		h.Set(remaining, strconv.Itoa(int(max(b.level+rounding, 0))))
+		var digits [20]byte
+		h.SetBytesV(limit, strconv.AppendInt(digits[:0], int64(b.limit), 10))
+		h.SetBytesV(remaining, strconv.AppendInt(digits[:0], int64(max(b.level+rounding, 0)), 10))
 		h.Set(reset, b.wait(float64(b.limit)).Round(time.Millisecond).String())
 	}
 	write(&requests, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests")

@@ -29,8 +29,9 @@ type booking interface {
 	Done(router.Outcome)
 }
 
-// relay passes a stream on as it comes and reads along. Without cut, a Read is the
-// worker's Read: no byte is copied, held back or changed.
+// relay passes a stream on as it comes and reads along. Without cut, and with it while whole
+// events arrive that stay, a Read is the worker's Read: no byte is copied, held back or
+// changed.
 type relay struct {
 	src   io.Reader
 	lease booking
@@ -49,7 +50,7 @@ type relay struct {
 	// cut leaves out frames that only carry usage: the proxy asked for them, not the
 	// client. Events are then passed on once they are whole, or too long to be one.
 	cut  bool
-	buf  []byte // cut: what is held back, then what was read
+	buf  []byte // cut: what is held back, then what was read; nil while nothing is held
 	hold int    // cut: start of what is held back in buf
 	base int64  // cut: offset in the stream of buf[0]
 	cuts []span // cut: frames to leave out, as offsets in the stream
@@ -88,12 +89,19 @@ func (r *relay) Read(p []byte) (int, error) {
 			r.beats.Inc()
 			continue
 		}
-		if r.cut {
+		if r.buf != nil {
 			r.fill()
 			continue
 		}
 		n, err := r.src.Read(p)
+		r.base = r.fed
 		r.observe(p[:n])
+		if r.cut && (err != nil || len(r.cuts) > 0 || r.scan.Settled() < r.fed) {
+			r.buf = append((*cutBuffers.Get().(*[]byte))[:0], p[:n]...)
+			r.pass(err)
+			continue
+		}
+		r.base = r.fed
 		if err != nil {
 			r.end(err)
 		}
@@ -162,20 +170,25 @@ func (r *relay) tokens(n int) {
 	r.lease.Progress(n)
 }
 
-// fill reads more of the stream into buf and makes its whole events ready. What was ready
-// before has been taken.
+// fill gives buf back where nothing of it is held, else reads more of the stream into it.
+// What was ready before has been taken.
 func (r *relay) fill() {
-	if r.buf == nil {
-		r.buf = (*cutBuffers.Get().(*[]byte))[:0]
-	}
 	r.base += int64(r.hold)
 	r.buf = r.buf[:copy(r.buf, r.buf[r.hold:])]
 	r.hold = 0
-
 	held := len(r.buf)
+	if held == 0 {
+		r.drop()
+		return
+	}
 	n, err := r.src.Read(r.buf[held:cap(r.buf)])
 	r.buf = r.buf[:held+n]
 	r.observe(r.buf[held:])
+	r.pass(err)
+}
+
+// pass makes the whole events of buf ready, and all of it at the stream's end.
+func (r *relay) pass(err error) {
 	if err != nil {
 		r.end(err)
 		return
@@ -218,7 +231,7 @@ func (r *relay) end(err error) {
 		r.err = errBroken
 		r.finish(false)
 	}
-	if r.cut {
+	if r.buf != nil {
 		r.release(len(r.buf))
 		r.out = r.out[:len(r.out):len(r.out)]
 	}
@@ -240,6 +253,11 @@ func (r *relay) finish(ok bool) {
 // close gives back what the relay holds.
 func (r *relay) close() {
 	r.finish(false)
+	r.drop()
+}
+
+// drop gives buf back: a stream that waits for its next token holds none.
+func (r *relay) drop() {
 	if r.buf != nil {
 		b := r.buf[:cap(r.buf)]
 		r.buf, r.out = nil, nil

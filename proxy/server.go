@@ -67,6 +67,7 @@ func New(cfg Config) (*Server, error) {
 		ReadTimeout:           cfg.HeaderTimeout,
 		IdleTimeout:           cfg.KeepAlive,
 		ReadBufferSize:        headerBytes,
+		WriteBufferSize:       writeBytes,
 		MaxRequestBodySize:    cfg.MaxBodyBytes,
 		Concurrency:           math.MaxInt32, // the listener bounds it
 		CloseOnShutdown:       true,
@@ -238,6 +239,9 @@ const strangerBytes = 64 << 10
 // received says how the body of a request may come whose headers were read.
 func (s *Server) received(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	c := fasthttp.RequestConfig{ReadTimeout: s.cfg.BodyTimeout}
+	if n := h.ContentLength(); n >= 0 && n <= strangerBytes {
+		return c
+	}
 	if _, ok := s.authenticate(h); !ok {
 		c.MaxRequestBodySize = min(strangerBytes, s.cfg.MaxBodyBytes)
 	}
