@@ -24,8 +24,9 @@ import (
 // Longer answers are passed on as they come.
 const collectBytes = 8 << 20
 
-// keepBody is the largest buffer of a request's body that its connection keeps for the next.
-const keepBody = 16 << 10
+// keepBody is the largest buffer of a request's body that its connection keeps during a
+// stream, for the next request.
+const keepBody = 4 << 10
 
 // unknownOutcome is the outcome of a request that failed.
 var unknownOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
