@@ -65,6 +65,7 @@ type relay struct {
 
 	start, last time.Time     // of the request, and of the last token
 	firstToken  time.Duration // after start; 0 before it
+	due         int           // tokens of the first read, until the router is told of them
 	ttft, itl   prometheus.Observer
 	done        bool
 }
@@ -75,6 +76,7 @@ var cutBuffers = sync.Pool{New: func() any { b := make([]byte, 2*cutBytes); retu
 
 // Read implements io.Reader for the server, which flushes after each.
 func (r *relay) Read(p []byte) (int, error) {
+	r.tellFirst() // the client has it
 	for {
 		if len(r.out) > 0 {
 			n := copy(p, r.out)
@@ -162,12 +164,23 @@ func (r *relay) tokens(n int) {
 	if r.last.IsZero() {
 		r.firstToken = now.Sub(r.start)
 		r.ttft.Observe(r.firstToken.Seconds())
-		r.lease.FirstToken()
-	} else {
-		r.itl.Observe(now.Sub(r.last).Seconds() / float64(n))
+		r.last, r.due = now, n
+		return
 	}
+	r.tellFirst()
+	r.itl.Observe(now.Sub(r.last).Seconds() / float64(n))
 	r.last = now
 	r.lease.Progress(n)
+}
+
+// tellFirst tells the router of the first tokens where that is due. What the router learns
+// from them, the prompt's blocks included, is not on their way to the client.
+func (r *relay) tellFirst() {
+	if n := r.due; n > 0 {
+		r.due = 0
+		r.lease.FirstToken()
+		r.lease.Progress(n)
+	}
 }
 
 // fill gives buf back where nothing of it is held, else reads more of the stream into it.
@@ -246,6 +259,7 @@ func (r *relay) finish(ok bool) {
 		return
 	}
 	r.done = true
+	r.tellFirst()
 	u := r.seen.UsageOrNone()
 	r.lease.Done(router.Outcome{OK: ok, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
 }
