@@ -277,8 +277,8 @@ func TestLocal_IncrementalIsCold(t *testing.T) {
 				}
 			}
 			turns++
-			if m := b.local.memo; m.mu.bytes > m.max {
-				t.Fatalf("the memo holds %d of %d bytes", m.mu.bytes, m.max)
+			if m := b.local.memo; m.bytes() > m.max {
+				t.Fatalf("the memo holds %d of %d bytes", m.bytes(), m.max)
 			}
 			if c := b.local.mu.cache; c.bytes > c.max {
 				t.Fatalf("the cache holds %d of %d bytes", c.bytes, c.max)

@@ -155,8 +155,6 @@ func (m *Models) of(name string, req *openai.Request) (*usable, string) {
 		return nil, u.why
 	case req.Tools && !u.tools || !req.Tools && !u.plain:
 		return nil, u.why
-	case req.Template.ChatTemplate.Present():
-		return nil, "the request brings its own chat template"
 	}
 	return u, ""
 }
@@ -340,9 +338,37 @@ var checks = []check{
 	{"a system message", openai.Chat, false, `"messages":[{"role":"system","content":"You are terse.\n"},{"role":"user","content":" Why?  "}]}`},
 	{"a conversation", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":"two\n\n"},{"role":"user","content":[{"type":"text","text":"three"},{"type":"text","text":"four"}]},{"role":"assistant","content":"five"},{"role":"user","content":"six"}]}`},
 	{"reasoning in history", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","reasoning":"hm","reasoning_content":"hm","content":"two"},{"role":"user","content":"three"}]}`},
+	{"a reply as the last message", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":"two"}]}`},
 	{"tools", openai.Chat, true, `"messages":[{"role":"user","content":"weather?"}],"tools":[` + checkTool + `]}`},
 	{"a tool call", openai.Chat, true, `"messages":[{"role":"user","content":"weather?"},{"role":"assistant","content":"","tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"get_weather","arguments":"{\"city\": \"Zürich\", \"days\": 3}"}}]},{"role":"tool","tool_call_id":"abcdefghi","content":"{\"temp\": 1.5}"}],"tools":[` + checkTool + `]}`},
 }
+
+// vllmChecks and sglangChecks are what only one of the engines can be asked: a reply that
+// is continued, which SGLang takes without add_generation_prompt and vLLM with it, and what
+// SGLang makes of messages and tools in its own way.
+var (
+	vllmChecks = []check{
+		{"a continued reply", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":" two and "}],"continue_final_message":true,"add_generation_prompt":false}`},
+		{"a tool call without content", openai.Chat, true, `"messages":[{"role":"user","content":"time?"},{"role":"assistant","content":null,"tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"get_time","arguments":"{}"}}]},{"role":"tool","tool_call_id":"abcdefghi","content":"noon"}],"tools":[` + checkOtherTool + `]}`},
+	}
+	sglangChecks = []check{
+		{"a continued reply", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":" two and "}],"continue_final_message":true}`},
+		{"an empty list of tools", openai.Chat, false, `"messages":[{"role":"user","content":"one"}],"tools":[]}`},
+		{"a named tool", openai.Chat, true, `"messages":[{"role":"user","content":"time?"}],"tools":[` + checkTool + `,` + checkOtherTool + `],"tool_choice":{"type":"function","function":{"name":"get_time"}}}`},
+		{"no tool to choose", openai.Chat, true, `"messages":[{"role":"user","content":"time?"}],"tools":[` + checkTool + `],"tool_choice":"none"}`},
+		{"a tool's answer in parts", openai.Chat, true, `"messages":[{"role":"user","content":"time?"},{"role":"assistant","content":null,"tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"get_time","arguments":"{}"}}]},{"role":"tool","tool_call_id":"abcdefghi","content":[{"type":"text","text":"noon"},{"type":"text","text":"sharp"}]}],"tools":[` + checkOtherTool + `]}`},
+	}
+)
+
+// checksOf returns the checks for engines of a style.
+func checksOf(style Style) []check {
+	if style.sglang() {
+		return slices.Concat(checks, sglangChecks)
+	}
+	return slices.Concat(checks, vllmChecks)
+}
+
+const checkOtherTool = `{"type":"function","function":{"parameters":{"type":"object","properties":{}},"name":"get_time"}}`
 
 const checkTool = `{"type":"function","function":{"name":"get_weather","description":"Current weather","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","default":1}},"required":["city"]}}}`
 
@@ -350,7 +376,8 @@ const checkTool = `{"type":"function","function":{"name":"get_weather","descript
 func (m *Models) compare(ctx context.Context, name string, model *Model, style Style, engine Source) *usable {
 	u := &usable{model: model, style: style, plain: true, tools: true}
 	asked, unasked := 0, 0
-	for _, c := range checks {
+	list := checksOf(style)
+	for _, c := range list {
 		body := append(openai.AppendString([]byte(`{"model":`), name), ',')
 		body = append(body, c.body...)
 		ours, err := model.Tokenize(c.kind, body, style)
@@ -391,7 +418,7 @@ func (m *Models) compare(ctx context.Context, name string, model *Model, style S
 	case asked == 0:
 		u.why = "the engine cannot be asked for tokens: not compared"
 	default:
-		u.why = fmt.Sprintf("the engine could not be asked for %d of %d requests: not compared in full", unasked, len(checks))
+		u.why = fmt.Sprintf("the engine could not be asked for %d of %d requests: not compared in full", unasked, len(list))
 	}
 	return u
 }

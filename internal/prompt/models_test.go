@@ -136,8 +136,8 @@ func TestModels_AreUsedOnceTheyAreTheEngines(t *testing.T) {
 			t.Errorf("%q", d)
 		}
 		calls := e.asked()
-		if calls != len(checks) {
-			t.Errorf("%d calls of the engine for %d checks", calls, len(checks))
+		if calls != len(checksOf(StyleVLLM)) {
+			t.Errorf("%d calls of the engine for %d checks", calls, len(checksOf(StyleVLLM)))
 		}
 		time.Sleep(checkAgain + time.Second)
 		if n := e.asked(); n != 2*calls {
@@ -279,7 +279,7 @@ func TestModels_AnotherPlaceOfTheSameModel(t *testing.T) {
 			m.Offer("m", "/models/on/another/machine", StyleVLLM)
 			synctest.Wait()
 		}
-		if p := m.ask(t, "m", false); p.Source != kv.SourceLocal || e.asked() != len(checks) {
+		if p := m.ask(t, "m", false); p.Source != kv.SourceLocal || e.asked() != len(checksOf(StyleVLLM)) {
 			t.Errorf("source %v after %d calls: %s", p.Source, e.asked(), p.Reason)
 		}
 	})

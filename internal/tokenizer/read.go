@@ -107,8 +107,11 @@ func (t *Tokenizer) add(tokens []addedToken) {
 			}
 		}
 	}
-	t.cuttable = t.normalizer.keepsLines() && !slices.ContainsFunc(late, goesAcross)
 	t.raw, t.late, t.plain = newMatcher(raw), newMatcher(late), len(t.normalizer.steps) == 0
+	if t.plain {
+		late = nil // Split finds them
+	}
+	t.findCuts(late)
 }
 
 // rename makes an added token decode to its normalized text.

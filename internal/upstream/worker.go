@@ -218,7 +218,7 @@ func (w *Worker) offerModels(f *facts) {
 				root = base.Root
 			}
 		}
-		w.f.cfg.Local.Offer(m.ID, root, prompt.StyleOf(f.engine))
+		w.f.cfg.Local.Offer(m.ID, root, prompt.StyleOf(f.engine).At(f.version))
 	}
 }
 
