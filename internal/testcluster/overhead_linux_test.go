@@ -30,7 +30,7 @@ type overheadPlan struct {
 }
 
 var (
-	fullOverhead = overheadPlan{rounds: 11, slice: 250 * time.Millisecond, pacedRounds: 25, pacedStreams: 200, pacedBy: 30, held: 5000}
+	fullOverhead = overheadPlan{rounds: 11, slice: 250 * time.Millisecond, pacedRounds: 16, pacedStreams: 200, pacedBy: 50, held: 5000}
 	tinyOverhead = overheadPlan{rounds: 1, slice: time.Millisecond, pacedRounds: 1, pacedStreams: 5, pacedBy: 5, held: 20}
 )
 

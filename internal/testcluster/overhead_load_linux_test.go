@@ -189,8 +189,8 @@ func (a *overheadArm) closedLoop(wires []*quickWire, r *request, d time.Duration
 func micros(d time.Duration) float64 { return float64(d) / 1000 }
 
 // paced plays one stream over each wire at once and returns how long after its engine wrote
-// it each event arrived, in µs. The streams begin over one pace; their first fifth is left
-// out.
+// it each event arrived, in µs. The streams begin over one pace; their first two fifths, in
+// which some proxies connect to the engine, are left out.
 func paced(wires []*quickWire, r *request, events int, pace time.Duration) ([]float64, error) {
 	delays := make([][]float64, len(wires))
 	errs := make([]error, len(wires))
@@ -220,7 +220,7 @@ func paced(wires []*quickWire, r *request, events int, pace time.Duration) ([]fl
 	wg.Wait()
 	var all []float64
 	for _, d := range delays {
-		all = append(all, d[len(d)/5:]...)
+		all = append(all, d[len(d)*2/5:]...)
 	}
 	return all, errors.Join(errs...)
 }
