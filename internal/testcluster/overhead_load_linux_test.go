@@ -131,11 +131,10 @@ func (c *quickWire) head() (length int, err error) {
 func (c *quickWire) take(n int, piece func()) error {
 	at := len(c.body)
 	for len(c.body) < at+n {
-		buf, err := c.r.Peek(1)
-		if err != nil {
+		if _, err := c.r.Peek(1); err != nil {
 			return err
 		}
-		buf, _ = c.r.Peek(min(c.r.Buffered(), at+n-len(c.body)))
+		buf, _ := c.r.Peek(min(c.r.Buffered(), at+n-len(c.body)))
 		c.body = append(c.body, buf...)
 		if _, err := c.r.Discard(len(buf)); err != nil {
 			return err
