@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,5 +110,21 @@ func TestTokenize_EveryPromptAndAnEmptyText(t *testing.T) {
 	var got tokenized
 	if err != nil || json.Unmarshal([]byte(out), &got) != nil || got.Prompt != "" || got.Count != 0 {
 		t.Errorf("%q %v", out, err)
+	}
+}
+
+// TestModelPath_RelativeIsShownAbsolute: what a worker says of its files means the same to
+// whoever reads it elsewhere, and its model has a name that is no path.
+func TestModelPath_RelativeIsShownAbsolute(t *testing.T) {
+	m, err := loadModel(t.Context(), qwen, tokenizerConfig{Offline: true}, slog.New(slog.DiscardHandler))
+	if err != nil || !filepath.IsAbs(m.Dir()) {
+		t.Fatalf("%v %v", m, err)
+	}
+	for ref, want := range map[string]string{
+		qwen: filepath.Base(m.Dir()), qwen + "/": filepath.Base(m.Dir()), m.Dir(): filepath.Base(m.Dir()), "Qwen/Qwen3-8B": "Qwen/Qwen3-8B", ".": "warmroute",
+	} {
+		if got := servedName(ref); got != want {
+			t.Errorf("%s is served as %s, want %s", ref, got, want)
+		}
 	}
 }

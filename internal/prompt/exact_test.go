@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -62,9 +63,8 @@ func TestExact_EveryField(t *testing.T) {
 	m := withTemplate(t, "llama3", `{{ '<|begin_of_text|>' if bos else '' }}`+dump+`{{ a }}{{ reasoning_effort }}{{ enable_thinking }}{{ thinking_mode }}`)
 	b := localBuilder(t, Config{})
 	for _, style := range []Style{StyleVLLM, StyleSGLang} {
-		s := &served{name: "m"}
-		s.use.Store(&usable{model: m, style: style, plain: true, tools: true})
-		(*b.cfg.Models.list.Load())["m"] = s
+		name := fmt.Sprint("style-", style)
+		b.cfg.Models.useAtOnce(name, m, style)
 		plain, err := m.Tokenize(openai.Chat, []byte(chat("", user)), style)
 		if err != nil {
 			t.Fatal(err)
@@ -83,7 +83,7 @@ func TestExact_EveryField(t *testing.T) {
 				if c.field == "" {
 					body = chat("", user)
 				}
-				p := b.Build(context.Background(), parse(t, openai.Chat, body), []byte(body), nil, kv.Namespace{}, "m")
+				p := b.Build(context.Background(), parse(t, openai.Chat, body), []byte(body), nil, kv.Namespace{}, name)
 				got := "other"
 				switch {
 				case p.Source != kv.SourceLocal && (strings.HasPrefix(p.Reason, "no local tokens: ") || rule.name == "prompt_embeds") && strings.Contains(p.Reason, c.names(rule.name)):

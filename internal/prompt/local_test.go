@@ -211,9 +211,7 @@ func localBuilder(t testing.TB, cfg Config, names ...string) *Builder {
 		cfg.Now = goldenNow // a clock that stands: no deadline passes
 	}
 	for _, name := range names {
-		s := &served{name: name}
-		s.use.Store(&usable{model: loadFamily(t, name), plain: true, tools: true})
-		(*cfg.Models.list.Load())[name] = s
+		cfg.Models.useAtOnce(name, loadFamily(t, name), StyleVLLM)
 	}
 	b := New(cfg)
 	t.Cleanup(b.Close)

@@ -175,9 +175,9 @@ func TestSGLang_Parts(t *testing.T) {
 // and without the token that begins a text.
 func TestSGLang_ContinuedReplyIsTokenizedApart(t *testing.T) {
 	for _, family := range []string{"qwen3", "llama3", "llama2", "gemma"} {
-		b := localBuilder(t, Config{}, family)
+		b := localBuilder(t, Config{})
 		m := loadFamily(t, family)
-		(*b.cfg.Models.list.Load())[family].use.Store(&usable{model: m, style: StyleSGLang, plain: true, tools: true})
+		b.cfg.Models.useAtOnce(family, m, StyleSGLang)
 		for _, prefix := range []string{"Sure", " Sure, ", "\n\nSure", ""} {
 			body := []byte(chat(`,"continue_final_message":true`, user, `{"role":"assistant","content":`+string(openai.AppendString(nil, prefix))+`}`))
 			open, err := m.Tokenize(openai.Chat, []byte(chat("", user)), StyleSGLang)
@@ -214,10 +214,10 @@ func TestStyle_At(t *testing.T) {
 func TestSGLang_ChecksFindEachDifference(t *testing.T) {
 	for _, c := range checksOf(StyleSGLang) {
 		body := []byte(`{"model":"m",` + c.body)
-		if _, err := loadFamily(t, "qwen3").Tokenize(c.kind, body, StyleSGLang); err != nil {
+		if _, err := loadFamily(t, "qwen3").Tokenize(c.class.kind(), body, StyleSGLang); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if why := loadFamily(t, "qwen3").inexact(parse(t, c.kind, string(body)), body, StyleSGLang); why != "" {
+		if why := loadFamily(t, "qwen3").inexact(parse(t, c.class.kind(), string(body)), body, StyleSGLang); why != "" {
 			t.Errorf("%s asks for what is never made here: %s", c.name, why)
 		}
 	}
@@ -225,8 +225,8 @@ func TestSGLang_ChecksFindEachDifference(t *testing.T) {
 	differ := map[string]bool{}
 	for _, c := range checksOf(StyleSGLang) {
 		body := []byte(`{"model":"m",` + c.body)
-		ours, err := m.Render(c.kind, body, StyleSGLang)
-		theirs, vllmErr := m.Render(c.kind, body, StyleVLLM)
+		ours, err := m.Render(c.class.kind(), body, StyleSGLang)
+		theirs, vllmErr := m.Render(c.class.kind(), body, StyleVLLM)
 		differ[c.name] = err == nil && (vllmErr != nil || ours != theirs)
 	}
 	for _, name := range []string{"a reply as the last message", "a continued reply", "an empty list of tools", "a named tool", "no tool to choose", "tools"} {
