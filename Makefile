@@ -96,6 +96,10 @@ bench-routing: ## the whole routing matrix in virtual time
 bench-latency: ## the TTFT that the proxy adds, against direct and a net/http proxy
 	WARMROUTE_BENCH_LATENCY=1 $(GO) test -count=1 -timeout 20m -v -run 'TestBenchLatency' ./internal/testcluster
 
+.PHONY: overhead
+overhead: ## latency, memory and rate beside fasthttp, net/http and nginx, in turns (5 minutes)
+	GO="$(GO)" ./internal/testcluster/overhead.sh
+
 .PHONY: golden
 golden: ## rewrite the expected output of golden scripts, then review git diff
 	$(GO) test ./router/... ./internal/script ./internal/... ./proxy/... ./cmd/... -run 'Script|Golden|Run_' -update

@@ -38,7 +38,7 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 		return a, err
 	}
 	defer resp.Close()
-	a.Status, a.RetryAfter = resp.Header.StatusCode(), upstream.RetryAfter(&resp.Header)
+	a.Status, a.RetryAfter = resp.Header.StatusCode(), upstream.RetryAfter(resp.Header)
 	body, err := io.ReadAll(io.LimitReader(resp, warmAnswerBytes))
 	if err != nil {
 		return a, err
