@@ -59,6 +59,10 @@ type Config struct {
 	// events promised three times in a row: its index is wrong. No lock is held.
 	OnStaleHits func(kv.WorkerRank)
 
+	// Copies says that somebody copies hot heads to idle workers (Decision.Copy): their
+	// rent then pays for that, too.
+	Copies bool
+
 	// OnBooking is called when Bookings has something to tell of that it had not
 	// before. The router's lock is held: it must only signal. nil: this proxy tells no
 	// peer of its bookings.

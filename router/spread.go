@@ -40,10 +40,29 @@ func (r *Router) spreadLocked(q *query, best int) (int, bool) {
 	if !ok || q.returning || q.req.Speculative {
 		return best, false
 	}
-	to, low := -1, math.Inf(1)
+	to, low := s.cheapestCopy(b, func(*row) bool { return true })
+	if to < 0 || low >= b.total {
+		return best, false
+	}
+	e := r.mu.rents.of(head, q.now)
+	e.paid += b.total - low
+	price := s.rows[to].total - b.total
+	if e.paid < price {
+		return best, false
+	}
+	if e.paid -= max(price, 0); !r.cfg.Copies {
+		e.paid = 0
+	}
+	return to, true
+}
+
+// cheapestCopy returns the row among those that may take the request and hold less of it
+// than b for which it would be cheapest if it held as much, −1 for none, and that cost.
+func (s *scratch) cheapestCopy(b *row, may func(*row) bool) (to int, low float64) {
+	to, low = -1, math.Inf(1)
 	for i := range s.rows {
 		w := &s.rows[i]
-		if w.skip != "" || w.tokens >= b.tokens {
+		if w.skip != "" || w.tokens >= b.tokens || !may(w) {
 			continue
 		}
 		in := w.in
@@ -52,16 +71,61 @@ func (r *Router) spreadLocked(q *query, best int) (int, bool) {
 			to, low = i, t
 		}
 	}
-	if to < 0 || low >= b.total {
-		return best, false
+	return to, low
+}
+
+// Copy is a hot head that rent would pay to have on an idle worker: the first Tokens
+// tokens of the decision's prompt. Whoever copies it calls Copied.
+type Copy struct {
+	Worker  kv.WorkerRank `json:"worker"`
+	Tokens  int           `json:"tokens"`
+	Seconds float64       `json:"seconds"` // price: its prefill there, the stall and the eviction
+
+	head kv.SequenceHash
+}
+
+// copyLocked returns the copy that the rent of the prompt's head pays for, once the
+// request is placed on the row chosen. The worker is one on which nobody waits.
+func (r *Router) copyLocked(q *query, chosen int) *Copy {
+	s := q.overlaps
+	if !r.cfg.Copies || q.returning || q.req.Speculative {
+		return nil
 	}
+	from := -1
+	for i := range s.rows {
+		if _, ok := s.head(&s.rows[i]); ok && (from < 0 || s.rows[i].tokens > s.rows[from].tokens) {
+			from = i
+		}
+	}
+	if from < 0 {
+		return nil
+	}
+	head, _ := s.head(&s.rows[from])
 	e := r.mu.rents.of(head, q.now)
-	e.paid += b.total - low
-	if e.paid < s.rows[to].total-b.total {
-		return best, false
+	if e.paid <= 0 {
+		return nil
 	}
-	e.paid = 0
-	return to, true
+	to, _ := s.cheapestCopy(&s.rows[from], func(w *row) bool {
+		return w != &s.rows[chosen] && w.from != fromPredicted && len(w.rank.prefill) == 0 && len(w.rank.warm) == 0
+	})
+	if to < 0 {
+		return nil
+	}
+	w := &s.rows[to]
+	p := (s.rows[from].tokens - w.tokens) / w.in.rate
+	c := &Copy{Worker: w.rank.name, Tokens: int(s.rows[from].tokens), Seconds: p + 0.25*w.in.n*p + w.terms.evict, head: head}
+	if e.paid < c.Seconds {
+		return nil
+	}
+	return c
+}
+
+// Copied settles the account of a head whose copy was sent.
+func (r *Router) Copied(c *Copy) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.mu.rents.of(c.head, r.cfg.Now())
+	e.paid = max(e.paid-c.Seconds, 0)
 }
 
 // head returns the hash of the blocks that the worker of w holds of the prompt. Blocks
