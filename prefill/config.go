@@ -31,10 +31,18 @@ const (
 	TriggerTools Trigger = "tools" // the assistant calls tools: the next turn is near and nearly certain
 )
 
+// The triggers that answer no turn. They send prefixes that conversations share or have.
+const (
+	TriggerJoin      Trigger = "join"      // a worker has come with an empty cache
+	TriggerReplicate Trigger = "replicate" // a head is worth a copy on an idle worker
+	TriggerRewarm    Trigger = "rewarm"    // the blocks of a conversation that waits are gone
+)
+
 // Warmup is one prefill-only request, ready to be sent.
 type Warmup struct {
 	Worker        kv.WorkerRank
-	Body          []byte // for /v1/chat/completions
+	Path          string // "": /v1/chat/completions
+	Body          []byte
 	Header        []byte // lines "Name: value\r\n", request id and rank included
 	Authorization []byte // the client's, for workers without a key of their own
 }
@@ -84,6 +92,13 @@ type Config struct {
 	// HeldBytes caps the bodies and replies kept for warming; default 256 MiB. Turns
 	// beyond it are not warmed.
 	HeldBytes int64
+
+	// Join warms the hottest shared heads on a worker with an empty cache before it takes
+	// requests, at most 10 s, where others can take them (Prefiller.Join).
+	Join bool
+	// Replicate copies a shared head to an idle worker when what requests lose for want
+	// of it there pays for that (router.Config.Copies must be set, too).
+	Replicate bool
 
 	Router *router.Router // required
 	Sender Sender         // required

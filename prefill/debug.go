@@ -117,9 +117,13 @@ func (e *experiment) comparison() Comparison {
 // recordLocked keeps what became of a warm-up that was sent.
 func (p *Prefiller) recordLocked(j *job, outcome, reason string) {
 	w := &j.c.warm
-	p.mu.recent[p.mu.next%maxRecent] = Record{
+	p.noteLocked(Record{
 		Time: j.sent, Model: j.c.scope.model, Trigger: j.trigger, Worker: w.worker, LiveTokens: w.live, GainTokens: w.gain,
 		Seconds: time.Since(j.sent).Seconds(), Outcome: outcome, Reason: reason,
-	}
+	})
+}
+
+func (p *Prefiller) noteLocked(r Record) {
+	p.mu.recent[p.mu.next%maxRecent] = r
 	p.mu.next++
 }

@@ -29,13 +29,21 @@ type Prefiller struct {
 
 	mu struct {
 		sync.Mutex
-		table  table
-		jobs   []*job // oldest first
-		fresh  []*job // of them, those that Run has not started
-		pauses map[string]time.Time
-		learn  learning
-		rand   *rand.Rand
-		tau    time.Duration // age scale that the router told last
+		table       table
+		jobs        []*job // oldest first
+		fresh       []*job // of them, those that Run has not started
+		pauses      map[string]time.Time
+		learn       learning
+		rand        *rand.Rand
+		tau         time.Duration // age scale that the router told last
+		heads       heads
+		copies      []*copying // on their way
+		joining     map[string]time.Time
+		replicating map[kv.WorkerRank]bool
+		budget      budgets
+		planted     planted
+		tasks       []func(context.Context) // that Run has not started
+
 		recent [maxRecent]Record
 		next   int
 		closed bool
@@ -81,6 +89,11 @@ func New(cfg Config) *Prefiller {
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
 	p.metrics = newMetrics(p, cfg.Registerer)
+	p.mu.heads.init(cfg.HeldBytes/headShare, p.hold, func(n int64) { p.held.Add(-n) })
+	p.mu.joining = map[string]time.Time{}
+	p.mu.replicating = map[kv.WorkerRank]bool{}
+	p.mu.budget.spent = map[Trigger]float64{}
+	p.mu.planted.done = p.metrics.planted
 	return p
 }
 
@@ -92,17 +105,24 @@ func (p *Prefiller) Run(ctx context.Context) error {
 	defer p.close()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	caches := map[kv.WorkerRank]int{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 			p.sweep(time.Now())
+			p.tend(caches)
 		case <-p.wake:
 			p.mu.Lock()
 			fresh := p.mu.fresh
 			p.mu.fresh = nil
+			tasks := p.mu.tasks
+			p.mu.tasks = nil
 			p.mu.Unlock()
+			for _, task := range tasks {
+				wg.Go(func() { task(ctx) })
+			}
 			for _, j := range fresh {
 				wg.Go(func() { p.work(ctx, j) })
 			}
@@ -115,10 +135,44 @@ func (p *Prefiller) close() {
 	p.mu.Lock()
 	p.mu.closed = true
 	jobs := append([]*job(nil), p.mu.jobs...)
+	tasks := p.mu.tasks
+	p.mu.tasks = nil
+	p.mu.heads.clear()
 	p.mu.Unlock()
 	for _, j := range jobs {
 		p.stop(j, outcomeSkipped, skipShutdown)
 	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, task := range tasks {
+		task(over) // gives back what it holds
+	}
+}
+
+// start makes Run run a task, which ends soon after its context does. It tells whether
+// that will come.
+func (p *Prefiller) start(task func(context.Context)) bool {
+	p.mu.Lock()
+	if p.mu.closed {
+		p.mu.Unlock()
+		return false
+	}
+	p.mu.tasks = append(p.mu.tasks, task)
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// hold counts n more bytes and tells whether there is room for them.
+func (p *Prefiller) hold(n int64) bool {
+	if p.held.Add(n) > p.cfg.HeldBytes {
+		p.held.Add(-n)
+		return false
+	}
+	return true
 }
 
 // Pause keeps warm-ups from a worker for a while: it answered a request with Retry-After.
@@ -152,7 +206,10 @@ func (p *Prefiller) Yield(to kv.WorkerRank) {
 			p.metrics.yields.Inc()
 		}
 	}
+	copies := p.recallCopiesLocked(cutYield, func(c *copying) bool { return c.to == to })
 	p.mu.Unlock()
+	p.metrics.yields.Add(float64(len(copies)))
+	leases = append(leases, copies...)
 	for _, l := range leases {
 		l.Done(noOutcome)
 	}

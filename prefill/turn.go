@@ -46,6 +46,7 @@ type Turn struct {
 	prev     *conversation // that this turn continues
 	state    string
 	thought  bool // reasoning was seen since the last user's message
+	first    bool // no assistant message yet
 	ended    bool
 }
 
@@ -71,7 +72,7 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	if !wanted && p.idle() {
 		return nil
 	}
-	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages)}
+	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages), first: a.Request.FirstTurn}
 	buf := p.sums.Get().(*[]uint64)
 	hashes := sums((*buf)[:0], p.seed, t.id, a.Body, a.Request)
 	t.key = hashes[len(hashes)-1]
@@ -165,8 +166,7 @@ func (t *Turn) hold(n int64) bool {
 	if t.held+n > maxTurnBytes {
 		return false
 	}
-	if t.p.held.Add(n) > t.p.cfg.HeldBytes {
-		t.p.held.Add(-n)
+	if !t.p.hold(n) {
 		return false
 	}
 	t.held += n
@@ -195,6 +195,7 @@ func (t *Turn) Finish(e End) {
 	if t.mode == "" {
 		return
 	}
+	p.learn(t, &e)
 	reason, trigger := t.skip, Trigger("")
 	if reason == "" && !(e.OK && t.reply.finished) {
 		reason = skipIncomplete

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"io"
 
@@ -30,7 +31,7 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 		return a, errWorkerLeft
 	}
 	resp, err := worker.Do(ctx, &upstream.Request{
-		Method: fasthttp.MethodPost, Path: "/v1/chat/completions", Body: w.Body,
+		Method: fasthttp.MethodPost, Path: cmp.Or(w.Path, "/v1/chat/completions"), Body: w.Body,
 		Header: w.Header, Authorization: w.Authorization,
 	})
 	if err != nil {

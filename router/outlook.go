@@ -67,6 +67,22 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 	}, nil
 }
 
+// Busy returns on how many ranks a client's request waited for its first token, as a mean
+// over the last minute.
+func (r *Router) Busy() float64 {
+	now := r.cfg.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var busy time.Duration
+	for _, w := range r.mu.workers {
+		for _, k := range w.ranks {
+			k.settleBusyLocked(r, now)
+			busy += k.busy.last(r.nanos(now))
+		}
+	}
+	return busy.Seconds() / meterSpan
+}
+
 // Preview returns the decision that Route would take by cost at this moment, whatever the
 // router's mode. It has no ID: nothing is booked, counted or learned, and no rent is paid.
 func (r *Router) Preview(req *Request) (*Decision, error) {

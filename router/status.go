@@ -17,7 +17,7 @@ type WorkerStatus struct {
 	Healthy        bool       `json:"healthy"`
 	HealthReason   string     `json:"health_reason,omitempty"`
 	Draining       bool       `json:"draining"`
-	Warming        bool       `json:"warming,omitempty"` // its cache is being filled before it takes requests
+	Warming        bool       `json:"warming,omitempty"`        // its cache is being filled before it takes requests
 	EjectionLevel  int        `json:"ejection_level,omitempty"` // of its breaker; 0 is closed
 	EjectionReason string     `json:"ejection_reason,omitempty"`
 	Coverage       string     `json:"coverage"`

@@ -1,0 +1,38 @@
+package prefill
+
+import (
+	"math"
+	"time"
+)
+
+// shares is what each trigger may take of the fleet's prefill time: of the seconds that
+// clients' requests waited for their first token in the last ten minutes or so, all ranks
+// together.
+var shares = map[Trigger]float64{TriggerJoin: 0.05, TriggerReplicate: 0.05, TriggerRewarm: 0.02}
+
+// budgets are the accounts of the triggers that answer no turn: decayed sums of seconds.
+// Guarded by Prefiller.mu.
+type budgets struct {
+	work  float64 // of clients
+	spent map[Trigger]float64
+	at    time.Time
+}
+
+// worked brings the sums up to now, when the fleet was busy for so many seconds a second.
+func (b *budgets) worked(now time.Time, busy float64) {
+	if !b.at.IsZero() {
+		d := now.Sub(b.at).Seconds()
+		kept := math.Exp(-d / workMemory.Seconds())
+		b.work = b.work*kept + busy*d
+		for t := range b.spent {
+			b.spent[t] *= kept
+		}
+	}
+	b.at = now
+}
+
+// spend counts the seconds of a copy.
+func (b *budgets) spend(t Trigger, seconds float64) { b.spent[t] += seconds }
+
+// room returns the seconds that a trigger may still spend.
+func (b *budgets) room(t Trigger) float64 { return shares[t]*b.work - b.spent[t] }
