@@ -7,8 +7,8 @@ import (
 
 // shares is what each trigger may take of the fleet's prefill time: of the seconds that
 // clients' requests waited for their first token in the last ten minutes or so, all ranks
-// together.
-var shares = map[Trigger]float64{TriggerJoin: 0.05, TriggerReplicate: 0.05, TriggerRewarm: 0.02}
+// together. That of replicate is no share: it spends what the rent of heads pays for.
+var shares = map[Trigger]float64{TriggerJoin: 0.05, TriggerReplicate: math.Inf(1), TriggerRewarm: 0.02}
 
 // budgets are the accounts of the triggers that answer no turn: decayed sums of seconds.
 // Guarded by Prefiller.mu.
@@ -35,4 +35,9 @@ func (b *budgets) worked(now time.Time, busy float64) {
 func (b *budgets) spend(t Trigger, seconds float64) { b.spent[t] += seconds }
 
 // room returns the seconds that a trigger may still spend.
-func (b *budgets) room(t Trigger) float64 { return shares[t]*b.work - b.spent[t] }
+func (b *budgets) room(t Trigger) float64 {
+	if math.IsInf(shares[t], 1) {
+		return shares[t]
+	}
+	return shares[t]*b.work - b.spent[t]
+}

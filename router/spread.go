@@ -27,7 +27,8 @@ type rents struct {
 
 type rent struct {
 	head kv.SequenceHash
-	paid float64 // seconds
+	paid float64 // seconds, since a request computed the head elsewhere
+	owed float64 // seconds lost for want of a copy that nothing has been copied for
 	at   time.Time
 }
 
@@ -50,8 +51,9 @@ func (r *Router) spreadLocked(q *query, best int) (int, bool) {
 	if e.paid < price {
 		return best, false
 	}
-	if e.paid -= max(price, 0); !r.cfg.Copies {
-		e.paid = 0
+	e.paid = 0
+	if r.cfg.Copies {
+		e.owed -= price // the request pays for this copy itself
 	}
 	return to, true
 }
@@ -84,37 +86,38 @@ type Copy struct {
 	head kv.SequenceHash
 }
 
-// copyLocked returns the copy that the rent of the prompt's head pays for, once the
-// request is placed on the row chosen. The worker is one on which nobody waits.
+// copyLocked accounts what the request on the row chosen loses for want of a copy of its
+// head on the best other worker, and returns the copy that such losses pay for. Its worker
+// is one on which nobody waits.
 func (r *Router) copyLocked(q *query, chosen int) *Copy {
 	s := q.overlaps
-	if !r.cfg.Copies || q.returning || q.req.Speculative {
+	if !r.cfg.Copies || q.returning || q.req.Speculative || s.rows[chosen].skip != "" {
 		return nil
 	}
-	from := -1
+	holder := -1
 	for i := range s.rows {
-		if _, ok := s.head(&s.rows[i]); ok && (from < 0 || s.rows[i].tokens > s.rows[from].tokens) {
-			from = i
+		if _, ok := s.head(&s.rows[i]); ok && (holder < 0 || s.rows[i].tokens > s.rows[holder].tokens) {
+			holder = i
 		}
 	}
-	if from < 0 {
+	if holder < 0 {
 		return nil
 	}
-	head, _ := s.head(&s.rows[from])
+	h := &s.rows[holder]
+	head, _ := s.head(h)
 	e := r.mu.rents.of(head, q.now)
-	if e.paid <= 0 {
-		return nil
-	}
-	to, _ := s.cheapestCopy(&s.rows[from], func(w *row) bool {
-		return w != &s.rows[chosen] && w.from != fromPredicted && len(w.rank.prefill) == 0 && len(w.rank.warm) == 0
+	_, low := s.cheapestCopy(h, func(*row) bool { return true })
+	e.owed += max(s.rows[chosen].total-low, 0)
+	to, _ := s.cheapestCopy(h, func(w *row) bool {
+		return w != &s.rows[chosen] && len(w.rank.prefill) == 0 && len(w.rank.warm) == 0
 	})
 	if to < 0 {
 		return nil
 	}
 	w := &s.rows[to]
-	p := (s.rows[from].tokens - w.tokens) / w.in.rate
-	c := &Copy{Worker: w.rank.name, Tokens: int(s.rows[from].tokens), Seconds: p + 0.25*w.in.n*p + w.terms.evict, head: head}
-	if e.paid < c.Seconds {
+	p := (h.tokens - w.tokens) / w.in.rate
+	c := &Copy{Worker: w.rank.name, Tokens: int(h.tokens), Seconds: p + 0.25*w.in.n*p + w.terms.evict, head: head}
+	if e.owed < c.Seconds {
 		return nil
 	}
 	return c
@@ -125,7 +128,8 @@ func (r *Router) Copied(c *Copy) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.mu.rents.of(c.head, r.cfg.Now())
-	e.paid = max(e.paid-c.Seconds, 0)
+	e.owed = max(e.owed-c.Seconds, 0)
+	e.paid = min(e.paid, e.owed)
 }
 
 // head returns the hash of the blocks that the worker of w holds of the prompt. Blocks
@@ -145,11 +149,13 @@ func (s *scratch) head(w *row) (kv.SequenceHash, bool) {
 func (t *rents) of(head kv.SequenceHash, now time.Time) *rent {
 	e := &t.slots[head%rentSlots]
 	if !e.at.IsZero() {
-		e.paid *= math.Exp(-max(now.Sub(e.at).Seconds(), 0) / rentMemory.Seconds())
+		kept := math.Exp(-max(now.Sub(e.at).Seconds(), 0) / rentMemory.Seconds())
+		e.paid *= kept
+		e.owed *= kept
 	}
 	e.at = now
 	if e.head != head {
-		e.head, e.paid = head, 0
+		*e = rent{head: head, at: now}
 	}
 	return e
 }
