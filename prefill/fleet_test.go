@@ -1,9 +1,11 @@
 package prefill
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -256,4 +258,16 @@ func (l *lived) computed() (tokens int) {
 		tokens += l.rows[i].prompt - l.rows[i].cached
 	}
 	return tokens
+}
+
+// sorted returns the rows in the order in which they were sent.
+func sorted(rows []row) []row {
+	return slices.SortedFunc(slices.Values(rows), func(a, b row) int { return cmp.Or(cmp.Compare(a.sent, b.sent), cmp.Compare(a.chat, b.chat)) })
+}
+
+func (l *lived) ttft() (v []float64) {
+	for i := range l.rows {
+		v = append(v, l.rows[i].ttft.Seconds())
+	}
+	return v
 }
