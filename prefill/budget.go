@@ -8,7 +8,7 @@ import (
 // shares is what each trigger may take of the fleet's prefill time: of the seconds that
 // clients' requests waited for their first token in the last ten minutes or so, all ranks
 // together. That of replicate is no share: it spends what the rent of heads pays for.
-var shares = map[Trigger]float64{TriggerJoin: 0.05, TriggerReplicate: math.Inf(1), TriggerRewarm: 0.02}
+var shares = map[Trigger]float64{TriggerJoin: 0.05, TriggerReplicate: math.Inf(1), TriggerRewarm: 0.1}
 
 // budgets are the accounts of the triggers that answer no turn: decayed sums of seconds.
 // Guarded by Prefiller.mu.

@@ -99,6 +99,10 @@ type Config struct {
 	// Replicate copies a shared head to an idle worker when what requests lose for want
 	// of it there pays for that (router.Config.Copies must be set, too).
 	Replicate bool
+	// Rewarm computes the prefix of a conversation that waits for its next turn again
+	// when its blocks are gone, its user is likely to come back, and what goes for it has
+	// been idle for long. Its tokens are kept for as long as it waits.
+	Rewarm bool
 
 	Router *router.Router // required
 	Sender Sender         // required

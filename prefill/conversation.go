@@ -61,6 +61,7 @@ type warmth struct {
 type table struct {
 	byKey map[uint64]*conversation
 	order [2]list.List // by conversation.overdue; oldest in front
+	gone  func(*conversation)
 }
 
 func (t *table) init() {
@@ -85,6 +86,9 @@ func (t *table) remove(c *conversation) {
 	delete(t.byKey, c.key)
 	t.list(c).Remove(c.place)
 	c.place = nil
+	if t.gone != nil {
+		t.gone(c)
+	}
 }
 
 // late moves a conversation to those that are not expected back.

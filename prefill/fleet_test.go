@@ -271,3 +271,15 @@ func (l *lived) ttft() (v []float64) {
 	}
 	return v
 }
+
+// clear empties the engine's cache as soon as nothing runs there.
+func (e *engine) clear() {
+	for {
+		e.mu.Lock()
+		done := e.sim.Clear()
+		e.mu.Unlock()
+		if done || !sleep(e.rig.ctx, time.Millisecond) {
+			return
+		}
+	}
+}

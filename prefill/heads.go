@@ -192,6 +192,7 @@ func (p *Prefiller) tend(caches map[kv.WorkerRank]int) {
 	hot := len(p.mu.heads.byKey) > 0
 	p.mu.Unlock()
 	p.tendCopies()
+	p.look(now)
 	if hot {
 		p.watchCaches(caches)
 	}

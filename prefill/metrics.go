@@ -33,6 +33,8 @@ const (
 	skipRetryAfter = "retry_after" // the worker asked for a pause
 	skipLearning   = "learning"    // measured not to pay
 	skipShutdown   = "shutdown"
+	skipPressure   = "pressure"  // of a copy: what would go for it was used not long ago
+	skipReturn     = "return"    // of a copy: its user may not come back in time
 	skipTokens     = "no_tokens" // of a copy: the prompt's token ids are not known
 )
 

@@ -42,6 +42,7 @@ type Prefiller struct {
 		replicating map[kv.WorkerRank]bool
 		budget      budgets
 		planted     planted
+		rewarming   rewarming
 		tasks       []func(context.Context) // that Run has not started
 
 		recent [maxRecent]Record
@@ -84,6 +85,8 @@ func New(cfg Config) *Prefiller {
 	p := &Prefiller{cfg: cfg, seed: maphash.MakeSeed(), wake: make(chan struct{}, 1)}
 	p.sums.New = func() any { return new([]uint64) }
 	p.mu.table.init()
+	p.mu.table.gone = p.unkeepLocked
+	p.mu.rewarming.init()
 	p.mu.pauses = map[string]time.Time{}
 	p.mu.learn.init()
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
@@ -93,7 +96,12 @@ func New(cfg Config) *Prefiller {
 	p.mu.joining = map[string]time.Time{}
 	p.mu.replicating = map[kv.WorkerRank]bool{}
 	p.mu.budget.spent = map[Trigger]float64{}
-	p.mu.planted.done = p.metrics.planted
+	p.mu.planted.done = func(t Trigger, used bool, tokens int) {
+		p.metrics.planted(t, used, tokens)
+		if t == TriggerRewarm {
+			p.mu.rewarming.settled(used, tokens)
+		}
+	}
 	return p
 }
 
@@ -138,6 +146,9 @@ func (p *Prefiller) close() {
 	tasks := p.mu.tasks
 	p.mu.tasks = nil
 	p.mu.heads.clear()
+	for _, e := range p.mu.rewarming.byKey {
+		p.unkeepLocked(e.Value.(*kept).c)
+	}
 	p.mu.Unlock()
 	for _, j := range jobs {
 		p.stop(j, outcomeSkipped, skipShutdown)
@@ -262,6 +273,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 		p.mu.table.remove(old)
 	}
 	p.mu.table.add(c)
+	p.keepLocked(c, t, &e)
 	p.open.Store(int64(len(p.mu.table.byKey)))
 	var dropped *job
 	if len(p.mu.jobs) >= maxJobs {
@@ -389,6 +401,7 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 	if !c.overdue {
 		p.mu.learn.back(c.scope)
 	}
+	p.mu.rewarming.gaps.add(time.Since(c.ended), false)
 	j := c.job
 	p.mu.Unlock()
 	if j != nil {
@@ -412,6 +425,7 @@ func (p *Prefiller) sweep(now time.Time) {
 	for e := t.order[1].Front(); e != nil && now.Sub(e.Value.(*conversation).ended) >= openLife; e = t.order[1].Front() {
 		c := e.Value.(*conversation)
 		t.remove(c)
+		p.mu.rewarming.gaps.add(openLife, true)
 		p.closeLocked(c, outcomeWasted, wasteNoReturn)
 	}
 	p.open.Store(int64(len(t.byKey)))

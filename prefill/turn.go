@@ -47,6 +47,7 @@ type Turn struct {
 	state    string
 	thought  bool // reasoning was seen since the last user's message
 	first    bool // no assistant message yet
+	user     bool // the last message is a user's
 	ended    bool
 }
 
@@ -72,7 +73,7 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	if !wanted && p.idle() {
 		return nil
 	}
-	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages), first: a.Request.FirstTurn}
+	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages), first: a.Request.FirstTurn, user: lastUser(a.Request)}
 	buf := p.sums.Get().(*[]uint64)
 	hashes := sums((*buf)[:0], p.seed, t.id, a.Body, a.Request)
 	t.key = hashes[len(hashes)-1]

@@ -36,7 +36,8 @@ type row struct {
 	terms costTerms
 	total float64
 	credit
-	use float64 // share of the KV cache in use, in whole percent
+	youngest float64 // Outlook.YoungestEvicted; only of warm-ups
+	use      float64 // share of the KV cache in use, in whole percent
 }
 
 const (
@@ -162,7 +163,11 @@ func (r *Router) scoreLocked(q *query, w *row) {
 			// has them already.
 			need := in.prompt - in.overlap + in.output + max(in.held, stored+in.backlog+k.warmTokens) - in.cap
 			if must := int(math.Ceil(need / bs)); must > 0 {
-				in.evict = x.DecayedOldest(k.num, must, time.Duration(q.tau*float64(time.Second))) * bs
+				tau := time.Duration(q.tau * float64(time.Second))
+				decayed := x.DecayedOldest(k.num, must, tau)
+				if in.evict = decayed * bs; q.req.Speculative {
+					w.youngest = decayed - x.DecayedOldest(k.num, must-1, tau)
+				}
 			}
 		}
 	}

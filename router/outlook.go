@@ -26,6 +26,10 @@ type Outlook struct {
 	Evict         float64 // E, seconds
 	AgeScale      float64 // τ, seconds
 
+	// YoungestEvicted is e^(−idle age ÷ τ) of the last block that must go for the prompt;
+	// 0 while free blocks suffice.
+	YoungestEvicted float64
+
 	// Of the last 60 s, or since the rank joined, that is Over: the time in which a
 	// client's request waited there for its first token, and that in which a warm-up
 	// was in flight.
@@ -62,7 +66,7 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
 		Rate: w.in.rate, Inflight: k.inflight, Waiting: waiting, Warming: len(k.warm),
 		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight+len(k.warm) >= k.worker.spec.MaxNumSeqs,
-		Evict: w.terms.evict, AgeScale: q.tau,
+		Evict: w.terms.evict, AgeScale: q.tau, YoungestEvicted: w.youngest,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
 }

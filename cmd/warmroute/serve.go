@@ -218,6 +218,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 
 		Join:      cfg.Prefill.Join,
 		Replicate: cfg.Prefill.Replicate,
+		Rewarm:    cfg.Prefill.Rewarm,
 
 		Router: rt,
 		Sender: proxy.Sender{Fleet: fleet},
