@@ -15,20 +15,19 @@ var shares = map[Trigger]float64{TriggerJoin: 0.05, TriggerReplicate: math.Inf(1
 type budgets struct {
 	work  float64 // of clients
 	spent map[Trigger]float64
+	busy  time.Duration // router.Router.Busy at the last look
 	at    time.Time
 }
 
-// worked brings the sums up to now, when the fleet was busy for so many seconds a second.
-func (b *budgets) worked(now time.Time, busy float64) {
-	if !b.at.IsZero() {
-		d := now.Sub(b.at).Seconds()
-		kept := math.Exp(-d / workMemory.Seconds())
-		b.work = b.work*kept + busy*d
-		for t := range b.spent {
-			b.spent[t] *= kept
-		}
+// worked brings the sums up to now; busy is what the router says. A rank that left took
+// its part along.
+func (b *budgets) worked(now time.Time, busy time.Duration) {
+	kept := math.Exp(-max(now.Sub(b.at), 0).Seconds() / workMemory.Seconds())
+	b.work = b.work*kept + max(busy-b.busy, 0).Seconds()
+	for t := range b.spent {
+		b.spent[t] *= kept
 	}
-	b.at = now
+	b.at, b.busy = now, busy
 }
 
 // spend counts the seconds of a copy.

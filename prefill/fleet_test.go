@@ -233,8 +233,20 @@ func (g *rig) sums() map[string]float64 {
 	return out
 }
 
-// rps, reuse and the other figures of a run.
-func (l *lived) rps() float64 { return float64(len(l.rows)) / l.elapsed.Seconds() }
+// rps returns the requests a second that ended before a time at which the clients are all
+// still busy; 0: of the whole run, its end with fewer and fewer clients included.
+func (l *lived) rps(until time.Duration) float64 {
+	if until == 0 {
+		return float64(len(l.rows)) / l.elapsed.Seconds()
+	}
+	n := 0
+	for i := range l.rows {
+		if l.rows[i].sent+l.rows[i].e2e <= until {
+			n++
+		}
+	}
+	return float64(n) / until.Seconds()
+}
 
 func (l *lived) reuse() float64 {
 	var prompt, cached int

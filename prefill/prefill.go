@@ -95,7 +95,7 @@ func New(cfg Config) *Prefiller {
 	p.mu.heads.init(cfg.HeldBytes/headShare, p.hold, func(n int64) { p.held.Add(-n) })
 	p.mu.joining = map[string]time.Time{}
 	p.mu.replicating = map[kv.WorkerRank]bool{}
-	p.mu.budget.spent = map[Trigger]float64{}
+	p.mu.budget = budgets{spent: map[Trigger]float64{}, at: time.Now()}
 	p.mu.planted.done = func(t Trigger, used bool, tokens int) {
 		p.metrics.planted(t, used, tokens)
 		if t == TriggerRewarm {

@@ -71,20 +71,20 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 	}, nil
 }
 
-// Busy returns on how many ranks a client's request waited for its first token, as a mean
-// over the last minute.
-func (r *Router) Busy() float64 {
+// Busy returns the time that clients' requests have waited for their first token on the
+// ranks of the fleet, each rank's since it joined: what the fleet has spent on prefill.
+func (r *Router) Busy() (total time.Duration) {
 	now := r.cfg.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var busy time.Duration
 	for _, w := range r.mu.workers {
 		for _, k := range w.ranks {
 			k.settleBusyLocked(r, now)
-			busy += k.busy.last(r.nanos(now))
+			k.busy.fill(r.nanos(now))
+			total += time.Duration(k.busy.total)
 		}
 	}
-	return busy.Seconds() / meterSpan
+	return total
 }
 
 // Preview returns the decision that Route would take by cost at this moment, whatever the
@@ -191,6 +191,7 @@ const (
 // second. Times are nanoseconds of Router.nanos.
 type meter struct {
 	slots [meterSpan]int64 // time on, by second modulo the length
+	total int64            // time on since it began
 	at    int64            // up to when slots are filled
 	on    bool
 }
@@ -206,6 +207,9 @@ func (m *meter) set(on bool, now int64) {
 func (m *meter) fill(now int64) {
 	if now <= m.at {
 		return
+	}
+	if m.on {
+		m.total += now - m.at
 	}
 	const n = meterSpan
 	if now/second-m.at/second >= n {

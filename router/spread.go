@@ -81,14 +81,14 @@ func (s *scratch) cheapestCopy(b *row, may func(*row) bool) (to int, low float64
 type Copy struct {
 	Worker  kv.WorkerRank `json:"worker"`
 	Tokens  int           `json:"tokens"`
-	Seconds float64       `json:"seconds"` // price: its prefill there, the stall and the eviction
+	Seconds float64       `json:"seconds"` // price: its prefill and the eviction
 
 	head kv.SequenceHash
 }
 
 // copyLocked accounts what the request on the row chosen loses for want of a copy of its
-// head on the best other worker, and returns the copy that such losses pay for. Its worker
-// is one on which nobody waits.
+// head on the best other worker, and returns the copy that such losses pay for, to an idle
+// worker.
 func (r *Router) copyLocked(q *query, chosen int) *Copy {
 	s := q.overlaps
 	if !r.cfg.Copies || q.returning || q.req.Speculative || s.rows[chosen].skip != "" {
@@ -109,14 +109,13 @@ func (r *Router) copyLocked(q *query, chosen int) *Copy {
 	_, low := s.cheapestCopy(h, func(*row) bool { return true })
 	e.owed += max(s.rows[chosen].total-low, 0)
 	to, _ := s.cheapestCopy(h, func(w *row) bool {
-		return w != &s.rows[chosen] && len(w.rank.prefill) == 0 && len(w.rank.warm) == 0
+		return w != &s.rows[chosen] && w.rank.inflight == 0 && len(w.rank.warm) == 0
 	})
 	if to < 0 {
 		return nil
 	}
 	w := &s.rows[to]
-	p := (h.tokens - w.tokens) / w.in.rate
-	c := &Copy{Worker: w.rank.name, Tokens: int(h.tokens), Seconds: p + 0.25*w.in.n*p + w.terms.evict, head: head}
+	c := &Copy{Worker: w.rank.name, Tokens: int(h.tokens), Seconds: (h.tokens-w.tokens)/w.in.rate + w.terms.evict, head: head}
 	if e.owed < c.Seconds {
 		return nil
 	}
