@@ -29,6 +29,7 @@ func people(seed uint64, n int) (list []testcluster.Conversation) {
 	return list
 }
 
+// returning is the reuse of later turns.
 func (l *lived) returning() float64 {
 	var prompt, cached int
 	for i := range l.rows {
@@ -40,36 +41,75 @@ func (l *lived) returning() float64 {
 	return float64(cached) / float64(prompt)
 }
 
-func TestLoad_TryRewarm(t *testing.T) {
+// TestLoad_RewarmStaysOffUnderPressure: where caches are too small for the users who think
+// for minutes, rewarm leaves them alone, and nobody loses; where blocks are gone and there
+// is room, because a cache was cleared every five minutes, returning turns find more.
+func TestLoad_RewarmStaysOffUnderPressure(t *testing.T) {
+	seeds, clients, chats := uint64(1), []int{16}, 3
+	if soak {
+		seeds, clients, chats = 4, []int{8, 16, 32, 48, 80}, 6
+	}
+	t.Log("| users on 400,000 tokens of cache | cleared | reuse of later turns | TTFT mean s | p95 | sent | of what clients compute |")
 	for _, cleared := range []bool{false, true} {
-		for _, c := range []int{16, 32, 48, 80, 120} {
-			for seed := range uint64(2) {
-				var l [2]lived
-				for i, on := range []bool{false, true} {
-					w := town{Workers: 4, Clients: c, Stagger: 5 * time.Minute, Mode: ModeOn, Seed: seed + 1, Chats: people(seed+1, 6*c),
-						Prefill: Config{Rewarm: on}}
+		for _, c := range clients {
+			var reuse, mean, tail [2]float64
+			sent, share := 0.0, 0.0
+			for seed := uint64(1); seed <= seeds; seed++ {
+				for arm, on := range []bool{false, true} {
+					w := town{Workers: 4, Clients: c, Stagger: 5 * time.Minute, Mode: ModeOn, Seed: seed, Chats: people(seed, chats*c), Prefill: Config{Rewarm: on}}
 					w.Engine.CapacityTokens = 100_000
 					if cleared {
-						w.At = 20 * time.Minute
-						w.What = func(g *rig) {
-							for k := 0; k < 6; k++ {
-								g.engine([]string{"w1", "w2", "w3", "w4"}[k%4]).clear()
-								if !sleep(g.ctx, 5*time.Minute) {
-									return
-								}
-							}
-						}
+						w.At, w.What = 15*time.Minute, clearing
 					}
-					l[i] = w.live(t)
-				}
-				t.Logf("cleared %v c=%d seed %d reuse of returning %.4f %.4f; ttft mean %.3f %.3f p95 %.3f %.3f", cleared, c, seed, l[0].returning(), l[1].returning(),
-					l[0].mean(func(r *row) float64 { return r.ttft.Seconds() }), l[1].mean(func(r *row) float64 { return r.ttft.Seconds() }), quantile(l[0].ttft(), .95), quantile(l[1].ttft(), .95))
-				for k, v := range l[1].sums {
-					if v > 0 && len(k) > 4 && k[:4] == "copy" || v > 0 && len(k) > 6 && k[:6] == "copies" {
-						t.Log("   ", k, v)
-					}
+					l := w.live(t)
+					n := float64(seeds)
+					reuse[arm] += l.returning() / n
+					mean[arm] += l.mean(func(r *row) float64 { return r.ttft.Seconds() }) / n
+					tail[arm] += quantile(l.ttft(), .95) / n
+					sent += l.sums["sent_total rewarm"] / n
+					share += l.sums["copy_tokens_total rewarm"] / float64(l.computed()) / n
 				}
 			}
+			t.Logf("| %d | %v | %.3f → %.3f | %.3f → %.3f | %.3f → %.3f | %.1f | %.1f %% |", c, cleared, reuse[0], reuse[1], mean[0], mean[1], tail[0], tail[1], sent, 100*share)
+			if reuse[1] < reuse[0]-0.015 || mean[1] > 1.03*mean[0] {
+				t.Errorf("%d users: reuse %.3f → %.3f, mean TTFT %.3f → %.3f s", c, reuse[0], reuse[1], mean[0], mean[1])
+			}
+		}
+	}
+}
+
+// clearing empties one cache after the other.
+func clearing(g *rig) {
+	for k := range 6 {
+		g.engine([]string{"w1", "w2", "w3", "w4"}[k%4]).clear()
+		if !sleep(g.ctx, 5*time.Minute) {
+			return
+		}
+	}
+}
+
+// TestGaps_SayWhoComesBack: the chance of a return is that of the users who have stayed
+// away for as long, and nothing is believed of few.
+func TestGaps_SayWhoComesBack(t *testing.T) {
+	var g gaps
+	for range gapProof - 1 {
+		g.add(10*time.Second, false)
+	}
+	if _, ok := g.within(0, time.Minute); ok {
+		t.Error("19 returns are believed")
+	}
+	g = gaps{}
+	for range 30 {
+		g.add(10*time.Second, false)
+		g.add(200*time.Second, false)
+		g.add(openLife, true)
+	}
+	for _, c := range []struct{ away, next, want float64 }{
+		{0, 60, 1. / 3}, {30, 60, 0}, {30, 300, 1. / 2}, {500, 300, 0},
+	} {
+		p, ok := g.within(time.Duration(c.away*float64(time.Second)), time.Duration(c.next*float64(time.Second)))
+		if !ok || math.Abs(p-c.want) > 0.02 {
+			t.Errorf("away for %v s, back within %v s: %.3f, want %.3f", c.away, c.next, p, c.want)
 		}
 	}
 }
