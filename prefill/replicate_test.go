@@ -49,7 +49,9 @@ func TestLoad_ReplicateRaisesTheSeedWorkload(t *testing.T) {
 		return 1
 	}
 	t.Log("| workload | rps | TTFT mean s | E2E mean s | reuse | copies sent | of what clients compute |")
-	crowd := func(clients int) town { return town{Workers: 8, Clients: clients, Stagger: time.Minute, Until: 4 * time.Minute} }
+	crowd := func(clients int) town {
+		return town{Workers: 8, Clients: clients, Stagger: time.Minute, Until: 4 * time.Minute}
+	}
 	if r := arms(t, "seed, c = 8, staggered", crowd(8), seeds, seed(8)); r[1] <= r[0] {
 		t.Errorf("rps %.4f without and %.4f with replicate", r[0], r[1])
 	}
