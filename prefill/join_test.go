@@ -234,9 +234,9 @@ func TestJoin_EndsWithItsWorkerAndWithRun(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			end(g, id)
 			time.Sleep(1100 * time.Millisecond)
-			g.mu.Lock()
+			g.prefill.mu.Lock()
 			sent := len(g.prefill.mu.copies)
-			g.mu.Unlock()
+			g.prefill.mu.Unlock()
 			if sent != 0 || g.warming(id) {
 				t.Errorf("%s: %d copies are under way, warming %v", name, sent, g.warming(id))
 			}

@@ -14,9 +14,9 @@ const (
 	keptShare    = 4                // conversations take at most this part of the bytes that may be held
 	maxKept      = 8192             // conversations whose prefix is kept
 	keptTail     = 16               // tokens at a prompt's end that open the answer: the next turn may lack them
-	looksPerTick = 128              // of conversations whose blocks are looked for, each second
+	looksPerTick = 128              // of conversations whose blocks are looked for, each second …
+	lookEvery    = 10 * time.Second // … and of one conversation, the first time after as long
 	rewarmLife   = 5 * time.Second  // from the look to the end of a warm-up
-	rewarmAway   = 10 * time.Second // a user who has been away for less is not looked after
 	likely       = 0.5              // p(return) while the blocks will stay, at least
 	idleTaus     = 3                // age in τ of the blocks that may go for it
 	useful       = 0.3              // share of the warmed tokens that are used, below which it stops
@@ -26,7 +26,7 @@ const (
 // are gone, their prefix may be computed again. Guarded by Prefiller.mu.
 type rewarming struct {
 	byKey map[uint64]*list.Element
-	order list.List // *kept, the one looked at longest ago in front
+	order list.List // *kept, by the time of the next look
 	bytes int64
 	gaps  gaps
 	used  float64 // decayed tokens of warm-ups that a turn used …
@@ -39,8 +39,9 @@ type rewarming struct {
 type kept struct {
 	prefix
 	c     *conversation
-	tried bool   // once while it waits
-	why   string // why it was not tried at the last look
+	next  time.Time // of the next look
+	tried bool      // once while it waits
+	why   string    // why it was not tried at the last look
 }
 
 func (w *rewarming) init() {
@@ -69,7 +70,7 @@ func (p *Prefiller) keepLocked(c *conversation, t *Turn, e *End) {
 		return
 	}
 	w.bytes += size
-	k := &kept{prefix: prefix{t.id.model, t.id.ns, append([]uint32(nil), e.Prompt.Tokens[:n]...)}, c: c}
+	k := &kept{prefix: prefix{t.id.model, t.id.ns, append([]uint32(nil), e.Prompt.Tokens[:n]...)}, c: c, next: c.ended.Add(lookEvery)}
 	w.byKey[c.key] = w.order.PushBack(k)
 }
 
@@ -109,20 +110,17 @@ func (p *Prefiller) look(now time.Time) {
 		p.mu.Lock()
 		w := &p.mu.rewarming
 		e := w.order.Front()
-		if e == nil {
+		if e == nil || now.Before(e.Value.(*kept).next) {
 			p.mu.Unlock()
 			return
 		}
 		k := e.Value.(*kept)
+		k.next = now.Add(lookEvery)
 		w.order.MoveToBack(e)
-		waits := !k.tried && now.Sub(k.c.ended) >= rewarmAway && !k.c.overdue
-		again := w.order.Front().Value.(*kept).c.ended.After(now.Add(-rewarmAway))
+		waits := !k.tried && !k.c.overdue
 		p.mu.Unlock()
 		if waits {
 			p.consider(k, now)
-		}
-		if again {
-			return
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/warmroute/warmroute/internal/testcluster"
@@ -41,13 +42,13 @@ func (l *lived) returning() float64 {
 	return float64(cached) / float64(prompt)
 }
 
-// TestLoad_RewarmStaysOffUnderPressure: where caches are too small for the users who think
-// for minutes, rewarm leaves them alone, and nobody loses; where blocks are gone and there
-// is room, because a cache was cleared every five minutes, returning turns find more.
+// TestLoad_RewarmStaysOffUnderPressure: where caches are too small for users who think for
+// minutes rewarm leaves them alone, and where a cache is cleared every five minutes it
+// fills what it may: nobody loses by either.
 func TestLoad_RewarmStaysOffUnderPressure(t *testing.T) {
 	seeds, clients, chats := uint64(1), []int{16}, 3
 	if soak {
-		seeds, clients, chats = 4, []int{8, 16, 32, 48, 80}, 6
+		seeds, clients, chats = 4, []int{16, 24, 32, 48, 80}, 4
 	}
 	t.Log("| users on 400,000 tokens of cache | cleared | reuse of later turns | TTFT mean s | p95 | sent | of what clients compute |")
 	for _, cleared := range []bool{false, true} {
@@ -112,4 +113,81 @@ func TestGaps_SayWhoComesBack(t *testing.T) {
 			t.Errorf("away for %v s, back within %v s: %.3f, want %.3f", c.away, c.next, p, c.want)
 		}
 	}
+}
+
+// TestRewarm_OncePerPause: a conversation whose blocks are gone is warmed again once while
+// its user is likely to come back, and its next turn finds it; where users do not come back,
+// or nothing is known of them, it is left alone.
+func TestRewarm_OncePerPause(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		known func(g *gaps)
+		sent  float64
+	}{
+		{"likely", func(g *gaps) {
+			for range gapProof {
+				g.add(80*time.Second, false)
+			}
+		}, 1},
+		{"lost", func(g *gaps) {
+			for range gapProof {
+				g.add(openLife, true)
+			}
+		}, 0},
+		{"unknown", func(*gaps) {}, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn, Rewarm: true}})
+			g.quiet = true
+			g.prefill.mu.Lock()
+			g.prefill.mu.budget.work = 1000
+			c.known(&g.prefill.mu.rewarming.gaps)
+			g.prefill.mu.Unlock()
+			talk := &chat{rig: g, name: "a"}
+			talk.turn(say{User: someText("u", 2000), Reply: "yes"})
+			for range 2 {
+				g.engine("w1").clear()
+				<-g.engine("w1").submit([]uint32{1, 2, 3}, []uint32{9}).done // a step tells of it
+				time.Sleep(25 * time.Second)
+			}
+			s := g.sums()
+			if s["sent_total rewarm"] != c.sent {
+				t.Errorf("%s: %v were sent: %v", c.name, s["sent_total rewarm"], s)
+			}
+			if c.sent == 0 && s["copies_total skipped return rewarm"] != 1 {
+				t.Errorf("%s: counters %v", c.name, s)
+			}
+			g.close()
+		})
+	}
+}
+
+// TestRewarm_IsFoundByTheNextTurn, and what was kept for it is given back.
+func TestRewarm_IsFoundByTheNextTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn, Rewarm: true}})
+		g.quiet = true
+		g.prefill.mu.Lock()
+		g.prefill.mu.budget.work = 1000
+		for range gapProof {
+			g.prefill.mu.rewarming.gaps.add(80*time.Second, false)
+		}
+		g.prefill.mu.Unlock()
+		talk := &chat{rig: g, name: "a"}
+		talk.turn(say{User: someText("u", 2000), Reply: "yes"})
+		g.engine("w1").clear()
+		<-g.engine("w1").submit([]uint32{1, 2, 3}, []uint32{9}).done
+		time.Sleep(25 * time.Second)
+		held := g.prefill.held.Load()
+		if o := talk.turn(say{User: "and?", Reply: "no"}); o.Cached < 1900 {
+			t.Errorf("the next turn found %d tokens", o.Cached)
+		}
+		if s := g.sums(); s["copy_used_tokens_total used rewarm"] < 1900 {
+			t.Errorf("counters: %v", s)
+		}
+		if held < 4*1900 {
+			t.Errorf("%d bytes were counted for what was kept", held)
+		}
+		g.close()
+	})
 }

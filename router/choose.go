@@ -277,6 +277,9 @@ func (r *Router) pickTiedLocked(q *query, in func(*row) bool) int {
 	if len(tied) == 1 {
 		return tied[0]
 	}
+	if q.req.Speculative {
+		return tied[r.mu.aside.IntN(len(tied))]
+	}
 	return tied[r.mu.rand.IntN(len(tied))]
 }
 
