@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -13,11 +14,17 @@ func arms(t *testing.T, name string, w town, seeds uint64, chats func(seed uint6
 	t.Helper()
 	var ttft, e2e, reuse [2]float64
 	sent, tokens := 0.0, 0.0
+	horizons := []time.Duration{4 * time.Minute, 8 * time.Minute, w.Until}
+	ratio := make([][]float64, len(horizons)) // of requests a second, by horizon and seed
 	for seed := uint64(1); seed <= seeds; seed++ {
 		w.Chats, w.Seed, w.Mode = chats(seed).Conversations, seed, ModeOn
+		var ended [2][]float64
 		for arm, on := range []bool{false, true} {
 			w.Copies, w.Prefill.Replicate = on, on
 			l := w.live(t)
+			for _, h := range horizons {
+				ended[arm] = append(ended[arm], l.rps(h))
+			}
 			rps[arm] += l.rps(w.Until) / float64(seeds)
 			ttft[arm] += l.mean(func(r *row) float64 { return r.ttft.Seconds() }) / float64(seeds)
 			e2e[arm] += l.mean(func(r *row) float64 { return r.e2e.Seconds() }) / float64(seeds)
@@ -25,10 +32,29 @@ func arms(t *testing.T, name string, w town, seeds uint64, chats func(seed uint6
 			sent += l.sums["sent_total replicate"] / float64(seeds)
 			tokens += l.sums["copy_tokens_total replicate"] / float64(l.computed()) / float64(seeds)
 		}
+		for i := range horizons {
+			ratio[i] = append(ratio[i], ended[1][i]/ended[0][i])
+		}
 	}
-	t.Logf("| %s | %.3f → %.3f (%+.1f %%) | %.3f → %.3f | %.2f → %.2f | %.3f → %.3f | %.1f | %.1f %% |",
-		name, rps[0], rps[1], 100*(rps[1]/rps[0]-1), ttft[0], ttft[1], e2e[0], e2e[1], reuse[0], reuse[1], sent, 100*tokens)
+	gains := ""
+	for i, h := range horizons {
+		if w.Until == 0 && h > 0 {
+			continue // FC-61 ends sooner
+		}
+		gains += fmt.Sprintf(" %v: %s;", h, percent(ratio[i]))
+	}
+	t.Logf("| %s | %d | %.3f → %.3f |%s | %.3f → %.3f | %.2f → %.2f | %.3f → %.3f | %.1f | %.1f %% |",
+		name, seeds, rps[0], rps[1], gains, ttft[0], ttft[1], e2e[0], e2e[1], reuse[0], reuse[1], sent, 100*tokens)
 	return rps
+}
+
+// percent prints the mean of paired ratios as a change, with its 95 % interval.
+func percent(v []float64) string {
+	mean, upper := ratios(v)
+	if len(v) < 2 {
+		return fmt.Sprintf("%+.2f %%", 100*(mean-1))
+	}
+	return fmt.Sprintf("%+.2f ± %.2f %%", 100*(mean-1), 100*(upper-mean))
 }
 
 // TestLoad_ReplicateRaisesTheSeedWorkload: copies of the hot head raise the throughput of
