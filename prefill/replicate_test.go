@@ -14,7 +14,10 @@ func arms(t *testing.T, name string, w town, seeds uint64, chats func(seed uint6
 	t.Helper()
 	var ttft, e2e, reuse [2]float64
 	sent, tokens := 0.0, 0.0
-	horizons := []time.Duration{4 * time.Minute, 8 * time.Minute, w.Until}
+	horizons := []time.Duration{w.Until}
+	for h := 4 * time.Minute; h < w.Until; h += 4 * time.Minute {
+		horizons = append(horizons, h)
+	}
 	ratio := make([][]float64, len(horizons)) // of requests a second, by horizon and seed
 	for seed := uint64(1); seed <= seeds; seed++ {
 		w.Chats, w.Seed, w.Mode = chats(seed).Conversations, seed, ModeOn
@@ -38,9 +41,6 @@ func arms(t *testing.T, name string, w town, seeds uint64, chats func(seed uint6
 	}
 	gains := ""
 	for i, h := range horizons {
-		if w.Until == 0 && h > 0 {
-			continue // FC-61 ends sooner
-		}
 		gains += fmt.Sprintf(" %v: %s;", h, percent(ratio[i]))
 	}
 	t.Logf("| %s | %d | %.3f → %.3f |%s | %.3f → %.3f | %.2f → %.2f | %.3f → %.3f | %.1f | %.1f %% |",
@@ -74,7 +74,7 @@ func TestLoad_ReplicateRaisesTheSeedWorkload(t *testing.T) {
 		}
 		return 1
 	}
-	t.Log("| workload | rps | TTFT mean s | E2E mean s | reuse | copies sent | of what clients compute |")
+	t.Log("| workload | seeds | rps | gain by horizon | TTFT mean s | E2E mean s | reuse | copies sent | of what clients compute |")
 	crowd := func(clients int) town {
 		return town{Workers: 8, Clients: clients, Stagger: time.Minute, Until: 4 * time.Minute}
 	}
@@ -108,5 +108,21 @@ func TestLoad_ReplicateRaisesTheSeedWorkload(t *testing.T) {
 		if r := arms(t, c.name, c.town, c.seeds, c.chats); r[1] < 0.98*r[0] {
 			t.Errorf("%s: rps %.4f without and %.4f with replicate", c.name, r[0], r[1])
 		}
+	}
+}
+
+// TestLoad_ReplicateByHorizon: the gain is in the time in which the fleet fills; longer runs
+// do not lose it.
+func TestLoad_ReplicateByHorizon(t *testing.T) {
+	seeds := uint64(1)
+	if soak {
+		seeds = 20
+	}
+	w := town{Workers: 8, Clients: 8, Stagger: time.Minute, Until: 12 * time.Minute}
+	long := arms(t, "seed, c = 8, staggered", w, seeds, func(s uint64) testcluster.Workload { return testcluster.Seed(80, s) })
+	w.Until = 0 // as the benchmark counts: to the end of the last conversation
+	whole := arms(t, "the same, 32 conversations to the end", w, seeds, func(s uint64) testcluster.Workload { return testcluster.Seed(32, s) })
+	if long[1] < 0.98*long[0] || whole[1] < 0.98*whole[0] {
+		t.Errorf("rps %v over 12 minutes, %v to the end", long, whole)
 	}
 }

@@ -50,12 +50,14 @@ func TestLoad_RewarmStaysOffUnderPressure(t *testing.T) {
 	if soak {
 		seeds, clients, chats = 4, []int{16, 24, 32, 48, 80}, 4
 	}
-	t.Log("| users on 400,000 tokens of cache | cleared | reuse of later turns | TTFT mean s | p95 | sent | of what clients compute |")
+	t.Log("| users on 400,000 tokens of cache | cleared | reuse of later turns | change | TTFT mean s | p95 | sent | of what clients compute |")
 	for _, cleared := range []bool{false, true} {
 		for _, c := range clients {
 			var reuse, mean, tail [2]float64
 			sent, share := 0.0, 0.0
+			var found []float64 // reuse with ÷ without, by seed
 			for seed := uint64(1); seed <= seeds; seed++ {
+				var own [2]float64
 				for arm, on := range []bool{false, true} {
 					w := town{Workers: 4, Clients: c, Stagger: 5 * time.Minute, Mode: ModeOn, Seed: seed, Chats: people(seed, chats*c), Prefill: Config{Rewarm: on}}
 					w.Engine.CapacityTokens = 100_000
@@ -64,14 +66,16 @@ func TestLoad_RewarmStaysOffUnderPressure(t *testing.T) {
 					}
 					l := w.live(t)
 					n := float64(seeds)
-					reuse[arm] += l.returning() / n
+					own[arm] = l.returning()
+					reuse[arm] += own[arm] / n
 					mean[arm] += l.mean(func(r *row) float64 { return r.ttft.Seconds() }) / n
 					tail[arm] += quantile(l.ttft(), .95) / n
 					sent += l.sums["sent_total rewarm"] / n
 					share += l.sums["copy_tokens_total rewarm"] / float64(l.computed()) / n
 				}
+				found = append(found, own[1]/own[0])
 			}
-			t.Logf("| %d | %v | %.3f → %.3f | %.3f → %.3f | %.3f → %.3f | %.1f | %.1f %% |", c, cleared, reuse[0], reuse[1], mean[0], mean[1], tail[0], tail[1], sent, 100*share)
+			t.Logf("| %d | %v | %.3f → %.3f | %s | %.3f → %.3f | %.3f → %.3f | %.1f | %.1f %% |", c, cleared, reuse[0], reuse[1], percent(found), mean[0], mean[1], tail[0], tail[1], sent, 100*share)
 			if reuse[1] < reuse[0]-0.015 || mean[1] > 1.03*mean[0] {
 				t.Errorf("%d users: reuse %.3f → %.3f, mean TTFT %.3f → %.3f s", c, reuse[0], reuse[1], mean[0], mean[1])
 			}
