@@ -9,7 +9,8 @@ STATICCHECK = $(GO) tool staticcheck
 CONCURRENT = ./bench ./prefill ./router/... ./internal/hub ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./cmd/...
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
+# The proxy would warn of it: only these targets have it in their environment.
+test race real interop bench-routing: export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
 
 .PHONY: help
 help: ## list the targets

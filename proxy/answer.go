@@ -67,7 +67,7 @@ func (t *turn) broken(err error, midway bool) []byte {
 	f := faultUpstream(err)
 	t.status = f.status
 	t.s.metrics.breaks.Inc()
-	t.s.cfg.Logger.Warn("stream broke off", "request_id", t.id, "worker", t.worker.ID(), "reason", f.message)
+	t.s.cfg.Logger.Warn("stream broke off", "request_id", t.id, "worker", t.worker.ID(), "reason", err)
 	if t.relay.seen.Done {
 		return nil
 	}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -122,17 +123,25 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 1, nil
 	}
 	n, err := c.readPaced(p)
-	return n, c.heard(n, err)
+	return n, c.heard(p[:max(n, 0)], err)
 }
 
 // silence is a connection on which the client has said nothing yet.
 type silence struct{ begun bool }
 
-// heard returns what a read that got n bytes and err says to the server.
-func (s *silence) heard(n int, err error) error {
-	if n > 0 {
+// errBareLF is a head whose lines end with LF alone. fasthttp waits for CRLF for as long as
+// it may.
+var errBareLF = errors.New("a request head without CRLF")
+
+// heard returns what a read that got p and err says to the server.
+func (s *silence) heard(p []byte, err error) error {
+	switch {
+	case len(p) > 0 && !s.begun:
 		s.begun = true
-	} else if !s.begun && errors.Is(err, os.ErrDeadlineExceeded) {
+		if p[0] >= 'A' && p[0] <= 'Z' && bytes.IndexByte(p, '\r') < 0 && bytes.Contains(p, []byte("\n\n")) {
+			return errBareLF
+		}
+	case !s.begun && errors.Is(err, os.ErrDeadlineExceeded):
 		// A client that connects ahead of its first request must not find a 408 to that.
 		return io.EOF
 	}

@@ -83,7 +83,7 @@ func startWhole(t *testing.T, like sim.Personality, engines int, model *prompt.M
 	}
 	run(h.fleet.Run)
 	if local != nil {
-		run(func(ctx context.Context) error { return local.Run(ctx, h.fleet) })
+		run(func(ctx context.Context) error { return local.Run(ctx, h.fleet.Styled) })
 	}
 	run(h.consumer.Run)
 	run(h.Run)

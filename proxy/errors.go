@@ -111,6 +111,17 @@ func faultHint(value string) *fault {
 		message: fmt.Sprintf("header %s: %q is none of true, false, auto", headerSpeculative, clip(value))}
 }
 
+func faultRank(value string) *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "invalid_header", param: headerRank,
+		message: fmt.Sprintf("header %s: %q is no rank: expected a whole number from 0 up", headerRank, clip(value))}
+}
+
+// faultNoRank is the answer to a rank that no worker of the model has.
+func faultNoRank(rank, ranks int) *fault {
+	return &fault{status: 400, typ: typeInvalid, code: "invalid_header", param: headerRank,
+		message: fmt.Sprintf("header %s: no worker of this model has the rank %d: the highest is %d", headerRank, rank, ranks-1)}
+}
+
 // faultKey does not say whether the key was missing, malformed or unknown.
 func faultKey() *fault {
 	return &fault{status: 401, typ: typeInvalid, code: "invalid_api_key", keyNeeded: true,
@@ -186,6 +197,9 @@ func faultRead(err error, limit int) *fault {
 	var t interface{ Timeout() bool }
 	var slow *slowError
 	switch {
+	case errors.Is(err, errBareLF):
+		return &fault{status: 400, typ: typeInvalid, code: "invalid_request", closeConn: true,
+			message: "the lines of the request head end with LF alone: HTTP ends them with CRLF"}
 	case errors.As(err, &slow):
 		return &fault{status: 408, typ: typeTimeout, code: "request_too_slow", closeConn: true, message: slow.Error()}
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
@@ -224,16 +238,16 @@ func faultModel(model string, models []string) *fault {
 }
 
 // faultUpstream is the answer where a worker failed before the first byte, and the event
-// where it failed later.
+// where it failed later. It names the worker, not its address.
 func faultUpstream(err error) *fault {
 	var e *upstream.Error
 	switch {
 	case errors.Is(err, errDraining):
 		return &fault{status: 503, typ: typeServer, code: "shutting_down", retryAfter: time.Second, closeConn: true, message: errDraining.Error()}
 	case errors.As(err, &e) && e.Limit != "":
-		return &fault{status: 504, typ: typeTimeout, code: e.Limit, message: e.Error()}
+		return &fault{status: 504, typ: typeTimeout, code: e.Limit, message: e.Public()}
 	case errors.As(err, &e):
-		return &fault{status: 502, typ: typeServer, code: "worker_failed", message: e.Error()}
+		return &fault{status: 502, typ: typeServer, code: "worker_failed", message: e.Public()}
 	}
 	return &fault{status: 502, typ: typeServer, code: "worker_failed", message: "the worker failed"}
 }

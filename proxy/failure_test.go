@@ -171,7 +171,7 @@ func TestRetry_RefusedConnectAndAllBusy(t *testing.T) {
 	for _, want := range []int{502, 503} { // refused, then nobody is left
 		resp, body := r.post("", plainBody)
 		parseError(t, body)
-		if resp.StatusCode != want {
+		if resp.StatusCode != want || strings.Contains(body, "127.0.0.1") {
 			t.Errorf("%d %q, want %d", resp.StatusCode, body, want)
 		}
 	}
@@ -269,6 +269,11 @@ func TestErrors_EveryFaultIsReadable(t *testing.T) {
 		{"one model", "GET /v1/models/nope HTTP/1.1\r\nHost: x\r\n\r\n", 404, typeInvalid, "model_not_found", "model", "nope"},
 		{"first byte", chat(`{"model":"m","messages":[{"role":"user","content":"hang"}]}`), 504, typeTimeout, "first_byte_timeout", "", "first_byte_timeout of 100ms"},
 		{"hint", request(pathChat, "X-Speculative-Prefill: banana\r\n", plainBody), 400, typeInvalid, "invalid_header", headerSpeculative, "true, false, auto"},
+		{"rank", request(pathChat, "X-Data-Parallel-Rank: z\r\n", plainBody), 400, typeInvalid, "invalid_header", headerRank, `"z" is no rank`},
+		{"negative rank", request(pathChat, "X-Data-Parallel-Rank: -1\r\n", plainBody), 400, typeInvalid, "invalid_header", headerRank, "from 0 up"},
+		{"empty rank", request(pathCompletions, "X-Data-Parallel-Rank:\r\n", `{"model":"m","prompt":"x"}`), 400, typeInvalid, "invalid_header", headerRank, "from 0 up"},
+		{"absent rank", request(pathChat, "X-Data-Parallel-Rank: 7\r\n", plainBody), 400, typeInvalid, "invalid_header", headerRank, "the highest is 0"},
+		{"bare LF", "GET /healthz HTTP/1.1\nHost: x\n\n", 400, typeInvalid, "invalid_request", "", "LF alone"},
 		{"nonsense", "HELLO\r\n\r\n", 400, typeInvalid, "invalid_request", "", "malformed HTTP"},
 		{"headers that never end", "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n", 408, typeTimeout, "request_timeout", "", "in time"},
 	} {

@@ -167,12 +167,16 @@ func tenant(h *fasthttp.RequestHeader) string {
 }
 
 // pinnedRank returns the data-parallel rank that a client asks for, -1 for none.
-func pinnedRank(h *fasthttp.RequestHeader) int {
-	n, err := strconv.Atoi(string(h.Peek(headerRank)))
-	if err != nil || n < 0 {
-		return -1
+func pinnedRank(h *fasthttp.RequestHeader) (int, *fault) {
+	given := h.Peek(headerRank)
+	if given == nil {
+		return -1, nil
 	}
-	return n
+	n, err := strconv.ParseUint(string(given), 10, 31)
+	if err != nil {
+		return -1, faultRank(string(given))
+	}
+	return int(n), nil
 }
 
 // explain adds why the request went where it went.

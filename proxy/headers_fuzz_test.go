@@ -38,7 +38,11 @@ func FuzzHeaders(f *testing.F) {
 		if id == "" || len(id) > 128 || !printable(id) {
 			t.Errorf("request id %q", id)
 		}
-		out := appendRequestHeaders(nil, &h, id, pinnedRank(&h), keyed)
+		rank, fault := pinnedRank(&h)
+		if rank < -1 || (fault == nil) != (rank >= 0 || h.Peek(headerRank) == nil) {
+			t.Errorf("rank %d, %v", rank, fault)
+		}
+		out := appendRequestHeaders(nil, &h, id, rank, keyed)
 		if len(out) < 2 || string(out[len(out)-2:]) != "\r\n" {
 			t.Fatalf("%q does not end a line", out)
 		}

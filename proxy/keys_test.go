@@ -99,6 +99,25 @@ func TestKeys_WhoMayComeIn(t *testing.T) {
 	r.stop()
 }
 
+// TestKeys_AStrangerHearsNoReasons: /readyz needs no key, and says only with one which workers
+// are ill and why.
+func TestKeys_AStrangerHearsNoReasons(t *testing.T) {
+	w, dead := startWorker(t, echo), startWorker(t, echo)
+	r := newRig(t, setup{proxy: Config{Keys: []Key{tenantKey("alice")}}}, w, dead)
+	dead.stop()
+	eventually(t, "the dead worker is out", func() bool {
+		r.post(bearer("alice"), plainBody)
+		return !r.fleet.Status()[1].Healthy
+	})
+	for header, reasons := range map[string]bool{"": false, bearer("mallory"): false, bearer("alice"): true} {
+		resp, body, err := r.exchange("GET /readyz HTTP/1.1\r\nHost: x\r\n" + header + "\r\n")
+		if err != nil || resp.StatusCode != 200 || !strings.Contains(body, `"degraded"`) || strings.Contains(body, "w2") != reasons {
+			t.Errorf("%q: %v %v %s", header, err, resp, body)
+		}
+	}
+	r.stop()
+}
+
 // TestKeys_AStrangersBodyIsNotRead: who has no key cannot make the proxy hold a large body,
 // and hears so at once.
 func TestKeys_AStrangersBodyIsNotRead(t *testing.T) {

@@ -194,6 +194,9 @@ func (s *Server) serve(rc *fasthttp.RequestCtx) {
 		writeJSON(rc, map[string]string{"status": "ok"})
 	case pathReady:
 		status, report := s.readiness()
+		if _, ok := s.authenticate(&rc.Request.Header); !ok { // names and addresses of workers
+			report.Reasons = nil
+		}
 		rc.SetStatusCode(status)
 		writeJSON(rc, report)
 	default: // check let only /v1/models/… pass

@@ -94,5 +94,5 @@ func (c *tlsConn) Read(p []byte) (int, error) {
 		return 0, io.EOF // nobody can read an answer
 	}
 	n, err := c.Conn.Read(p)
-	return n, c.heard(n, err)
+	return n, c.heard(p[:max(n, 0)], err)
 }

@@ -44,6 +44,7 @@ type turn struct {
 	req      *openai.Request
 	prompt   *kv.Prompt
 	explain  bool
+	rank     int // that the client asks for, -1 for none
 
 	ctx    context.Context // ends when the client leaves or the proxy gives up draining
 	cancel context.CancelCauseFunc
@@ -99,6 +100,10 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, 
 	hint := string(rc.Request.Header.Peek(headerSpeculative))
 	if !prefill.ValidHint(hint) {
 		t.fail(rc, faultHint(hint))
+		return
+	}
+	if t.rank, fault = pinnedRank(&rc.Request.Header); fault != nil {
+		t.fail(rc, fault)
 		return
 	}
 	t.explain = string(rc.Request.Header.Peek(headerExplain)) == "1"
@@ -303,7 +308,7 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 	ask := router.Request{
 		Model: t.req.Model, Key: t.who.name(&rc.Request.Header), Prompt: t.prompt, MaxTokens: t.req.MaxTokens,
 		OutputTokensHint: t.req.OutputTokensHint, FirstTurn: t.req.FirstTurn, Stream: t.req.Stream,
-		PinRank: pinnedRank(&rc.Request.Header), Priority: t.who.priority(t.req.Priority),
+		PinRank: t.rank, Priority: t.who.priority(t.req.Priority),
 	}
 	var failed error // of the last attempt
 	s.budget.request(time.Now())
@@ -316,10 +321,13 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 				return nil // the refusal of the last worker is the answer
 			}
 			if failed != nil && !errors.Is(failed, errWorkerLeft) {
-				return faultUpstream(failed)
+				return t.gaveUp(failed)
 			}
 			if cause := context.Cause(t.ctx); cause != nil {
 				return faultUpstream(cause)
+			}
+			if n := s.cfg.Fleet.Ranks(t.req.Model); t.rank >= n && n > 0 {
+				return faultNoRank(t.rank, n)
 			}
 			return faultRoute(err, t.req.Model, s.modelNames(t.who))
 		}
@@ -356,11 +364,20 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 			if failed == nil {
 				return nil
 			}
-			return faultUpstream(failed)
+			return t.gaveUp(failed)
 		}
 		lease.Done(unknownOutcome)
 		ask.Exclude = append(ask.Exclude, lease.Worker().ID)
 	}
+}
+
+// gaveUp is the answer where the last worker that was asked failed. The log has what the
+// client does not see: the worker's address.
+func (t *turn) gaveUp(failed error) *fault {
+	if t.ctx.Err() == nil {
+		t.s.cfg.Logger.Warn("no worker answered", "request_id", t.id, "worker", t.worker.ID(), "error", failed)
+	}
+	return faultUpstream(failed)
 }
 
 // editBuffers hold edited bodies while they are sent. A long prompt for each request would

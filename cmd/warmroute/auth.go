@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
@@ -11,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -63,7 +61,8 @@ func (k *keyConfig) UnmarshalYAML(n ast.Node) error {
 			if !settingName.MatchString(name) {
 				name = "…"
 			}
-			return fmt.Errorf("line %d: unknown field %q of a key; known are %s", line, name, strings.Join(slices.Sorted(maps.Keys(keySettings)), ", "))
+			known := sortedNames(keySettings)
+			return fmt.Errorf("line %d: unknown field %q of a key%s; known are %s", line, name, didYouMean(closest(it.Key().String(), known)), strings.Join(known, ", "))
 		}
 		switch it.Value().Type() {
 		case ast.IntegerType, ast.FloatType:
@@ -80,19 +79,7 @@ func (k *keyConfig) UnmarshalYAML(n ast.Node) error {
 }
 
 // keySettings are the fields of keyConfig by their names in the file.
-var keySettings = func() map[string]int {
-	out := map[string]int{}
-	t := reflect.TypeFor[keyConfig]()
-	for i := range t.NumField() {
-		if name := t.Field(i).Tag.Get("yaml"); name != "-" {
-			out[name] = i
-		}
-	}
-	return out
-}()
-
-// settingName is what the name of a setting looks like.
-var settingName = regexp.MustCompile(`^[a-z][a-z_]{0,30}$`)
+var keySettings = yamlFields(reflect.TypeFor[keyConfig]())
 
 // The limits of a keys file: what is larger is no list of keys.
 const (
@@ -190,9 +177,8 @@ func readKeys(path string) ([]keyConfig, error) {
 		return nil, fmt.Errorf("%s is larger than 16MiB", path)
 	}
 	var list []keyConfig
-	d := yaml.NewDecoder(bytes.NewReader(raw), yaml.Strict())
-	if err := d.Decode(&list); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s%s", path, mistakenKey(raw, err), yaml.FormatError(err, false, false))
+	if err := decodeYAML(path, raw, &list); err != nil {
+		return nil, err
 	}
 	switch {
 	case len(list) == 0:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -122,6 +123,9 @@ says whether they differ; bench compare prints the ratios of two --output files.
 				return &usageError{err}
 			}
 			cfg, err := b.config()
+			if err == nil && ping {
+				err = pingAlone(cmd.Flags())
+			}
 			if err == nil {
 				if ping {
 					cfg.Ping()
@@ -147,12 +151,27 @@ says whether they differ; bench compare prints the ratios of two --output files.
 	return cmd
 }
 
+// pingAlone refuses flags that --ping would override.
+func pingAlone(f *pflag.FlagSet) error {
+	var given []string
+	for _, name := range []string{"num-users", "num-turns", "num-user-tokens", "max-completion-tokens", "mean-delay-ms", "stagger"} {
+		if f.Changed(name) {
+			given = append(given, "--"+name)
+		}
+	}
+	if len(given) == 0 {
+		return nil
+	}
+	return fmt.Errorf("--ping is one user and one turn of about 50 tokens, and would ignore %s: give one or the other", strings.Join(given, ", "))
+}
+
 func runBench(cmd *cobra.Command, b *benchFlags, cfg bench.Config) error {
 	out, err := openResult(b.output)
 	if err != nil {
 		return &usageError{err}
 	}
 	defer out.discard()
+	warnVariables(cmd, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), "warmroute: "+line) })
 	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, cfg.Users*cfg.Turns, b.verbose)
 	cfg.OnTurn = p.turn
 	p.start()
@@ -196,11 +215,28 @@ func openResult(path string) (*result, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("--output %s: not a regular file", path)
 	}
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	dir := filepath.Dir(path)
+	if info, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("--output %s: there is no directory %s", path, dir)
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("--output %s: %s is no directory", path, dir)
+	}
+	temp, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
 	if err != nil {
-		return nil, fmt.Errorf("--output: %w", err)
+		return nil, fmt.Errorf("--output %s: %w", path, cause(err))
 	}
 	return &result{path: path, temp: temp}, nil
+}
+
+// cause is an error of the file system without the name of the temporary file.
+func cause(err error) error {
+	switch e := err.(type) {
+	case *fs.PathError:
+		return e.Err
+	case *os.LinkError:
+		return e.Err
+	}
+	return err
 }
 
 // write prints the report and keeps the file.
@@ -228,7 +264,7 @@ func (o *result) write(cmd *cobra.Command, text, js func(io.Writer) error) error
 		err = os.Rename(o.temp.Name(), o.path)
 	}
 	if err != nil {
-		return fmt.Errorf("--output %s: %w", o.path, err)
+		return fmt.Errorf("--output %s: %w", o.path, cause(err))
 	}
 	o.temp = nil
 	return nil

@@ -77,6 +77,7 @@ func runAB(cmd *cobra.Command, a *abFlags) error {
 		return &usageError{err}
 	}
 	defer out.discard()
+	warnVariables(cmd, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), "warmroute: "+line) })
 	cfg := a.ab
 	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, 2*cfg.Pairs*cfg.Users*cfg.Turns, a.verbose)
 	cfg.OnTurn = p.turn

@@ -1,18 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
-	"reflect"
 	"regexp"
 	"slices"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/spf13/pflag"
 
 	"github.com/warmroute/warmroute/internal/upstream"
@@ -210,48 +206,13 @@ func bindLog(f *pflag.FlagSet, c *logConfig) {
 	f.StringVar(&c.Format, "log-format", c.Format, "text or json")
 }
 
-// loadFile reads the YAML file over c. Unknown and duplicate keys are errors that show
-// their line.
+// loadFile reads the YAML file over c.
 func (c *config) loadFile(path string) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}
-	d := yaml.NewDecoder(bytes.NewReader(raw), yaml.Strict())
-	merged := *c
-	if err := d.Decode(&merged); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: %s%s", path, mistakenKey(raw, err), yaml.FormatError(err, false, false))
-	}
-	if d.Decode(new(any)) != io.EOF {
-		return fmt.Errorf("%s: more than one YAML document", path)
-	}
-	if !reflect.ValueOf(merged).IsZero() { // a file of comments decodes to nothing, also of the defaults
-		*c = merged
-	}
-	return nil
-}
-
-// mistakenKey returns the key of the line in which the file is wrong, not the line: it
-// and those around it may hold credentials.
-func mistakenKey(file []byte, err error) string {
-	var at yaml.Error
-	if !errors.As(err, &at) || at.GetToken() == nil {
-		return ""
-	}
-	lines := bytes.Split(file, []byte("\n"))
-	n := at.GetToken().Position.Line - 1
-	if n < 0 || n >= len(lines) {
-		return ""
-	}
-	key, _, ok := bytes.Cut(lines[n], []byte(":"))
-	if !ok {
-		return ""
-	}
-	name := string(bytes.TrimLeft(key, " -"))
-	if !settingName.MatchString(name) {
-		return ""
-	}
-	return name + ": "
+	return decodeYAML(path, raw, c)
 }
 
 // tenantHash is what a client is known by where there are no API keys: the start of the SHA-256 of its Authorization.
@@ -263,6 +224,19 @@ func (c *config) validate() error {
 		if err := c.Workers[i].Validate(); err != nil {
 			return fmt.Errorf("workers[%d]: %w", i, err)
 		}
+	}
+	for setting, addr := range map[string]string{"listen (--listen)": c.Listen, "admin (--admin)": c.Admin} {
+		if err := validAddress(setting, addr); err != nil {
+			return err
+		}
+	}
+	if c.NATS.Listen != "" {
+		if err := validAddress("nats.listen (--nats-listen)", c.NATS.Listen); err != nil {
+			return err
+		}
+	}
+	if err := c.Tokens.validate(); err != nil {
+		return err
 	}
 	if err := c.TLS.validate(); err != nil {
 		return err

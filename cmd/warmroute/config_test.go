@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,10 +116,25 @@ func TestConfig_BadInput(t *testing.T) {
 		}
 	}
 	f("", nil, "no workers", "--worker", "--simulate")
-	f("workerz: []\n", nil, "workerz", "1:1")
+	f("workerz: []\n", nil, "warmroute.yaml: workerz (line 1)", "did you mean workers;", "known in the file are admin")
+	f("routing:\n  mode: kv\n  max-inflght: 3\n", nil, "routing.… (line 3)", "did you mean max_inflight;", "known in routing are")
+	f("max_queue: 3\n", nil, "max_queue (line 1)", "did you mean routing.max_queue;")
+	f("workers: [{url: http://a, evnts: x}]\n", nil, "workers[0].evnts (line 1)", "did you mean events;")
+	f("workers:\n  - http://a\n", nil, "workers[0] (line 2)", "api_key", "url")
+	f("workers: http://a\n", nil, "workers (line 1)", "expected a list")
+	f("- a\n", nil, "the file (line 1)", "section with the keys")
+	f("routing:\n  - mode: kv\n", nil, "routing (line 2)", "section with the keys")
+	f("simulate: 2\nrouting: {max_inflight: 1.5}\n", nil, "routing.max_inflight (line 2)", "whole number")
+	f("simulate: 2\nspeculative_prefill: {holdout: x}\n", nil, "speculative_prefill.holdout (line 2)", "a number such as 0.05")
+	f("tokenizer:\n  offline: maybe\n", nil, "tokenizer.offline (line 2)", "true or false")
+	f("model_aliases: [a]\n", nil, "model_aliases (line 1)", "a: b")
+	f("model_aliases: {a: x, a: y}\n", nil, "model_aliases.a (line 1)", "already defined")
+	f("auth: {keys: [{name: a, modles: b}]}\n", nil, "line 1", "did you mean models;")
+	f("listen: \"x\n", nil, "(line 1)", "listen")
+	f("admin: {a: b}\n", nil, "admin (line 1)", "such as 127.0.0.1:8001")
 	f("listen: :1\n---\nlisten: :2\n", nil, "more than one")
-	f("listen: :1\nlisten: :2\n", nil, "listen", "already defined")
-	f("routing:\n  max_inflight: many\n", nil, "max_inflight", "2:17", "int")
+	f("listen: :1\nlisten: :2\n", nil, "listen (line 2)", "already defined in line 1")
+	f("routing:\n  max_inflight: many\n", nil, "routing.max_inflight (line 2)", "whole number such as 1024")
 	f("limits: {grace: soon}\n", nil, "limits.grace (line 1)", "soon", "duration such as 10s")
 	f("limits: {max_body: big}\n", nil, "limits.max_body (line 1)", "big", "size such as 64MiB")
 	f("workers: [{id: a}]\n", nil, "workers[0]", "url")
@@ -138,10 +155,70 @@ func TestConfig_BadInput(t *testing.T) {
 	f("", []string{"--simulate", "2", "--log-format", "xml"}, "--log-format", "json")
 	f("", []string{"--simulate", "2", "--max-body", "1"}, "--max-body", "1KiB")
 	f("", []string{"--worker", "http://a,colour=red"}, "colour", "known are")
-	f("", []string{"--worker", "http://a,ranks=two"}, "ranks", "two")
+	f("", []string{"--worker", "http://a,ranks=two"}, "ranks", "two", "whole number such as 4")
+	f("", []string{"--worker", "http://a,insecure_skip_verify=perhaps"}, "true or false")
+	f("", []string{"--worker", "http://a,evnts=x"}, "did you mean events;")
 	f("", []string{"--worker", "http://a,id"}, "key=value")
 	f("", []string{"--max-body", "lots"}, "64MiB")
 	f("", []string{"--workers", "x"}, "unknown flag")
+}
+
+// TestConfig_FormsOfValues: whatever YAML lets a number or a truth value be is taken, or
+// refused in our words.
+func TestConfig_FormsOfValues(t *testing.T) {
+	for _, v := range []string{"4096", `"4096"`, "0x1000", "4_096", "&a 4096", "0o10000"} {
+		if c, msg := parse(t, "simulate: 1\nrouting: {max_queue: "+v+"}\n"); msg != "" || c.Routing.MaxQueue != 4096 {
+			t.Errorf("max_queue: %s is %d: %s", v, c.Routing.MaxQueue, msg)
+		}
+	}
+	if _, msg := parse(t, "simulate: 1\nrouting: {max_queue: !!str 4096}\n"); strings.Contains(msg, "Go") {
+		t.Error(msg)
+	}
+	for setting, values := range map[string][]string{
+		"tokenizer.offline": {"yes", "1", `"true"`, "[]"}, "speculative_prefill.holdout": {".nan.", "[1]", "true"}, "routing.retries": {"1e3", "true", ".inf", "2.0"},
+	} {
+		section, key, _ := strings.Cut(setting, ".")
+		for _, v := range values {
+			if _, msg := parse(t, "simulate: 1\n"+section+":\n  "+key+": "+v+"\n"); !strings.Contains(msg, setting+" (line 3): expected ") {
+				t.Errorf("%s: %s: %q", setting, v, msg)
+			}
+		}
+	}
+}
+
+// TestConfig_BadNumbers: what is no number, time or truth value is named with the flag or
+// the variable, and with the form that is expected.
+func TestConfig_BadNumbers(t *testing.T) {
+	f := func(flag, value, want string) {
+		t.Helper()
+		_, byFlag := execute("serve", "--simulate", "1", "--"+flag+"="+value)
+		t.Setenv(envName(flag), value)
+		_, byEnv := parse(t, "simulate: 1\n")
+		t.Setenv(envName(flag), "")
+		want = strconv.Quote(value) + " is not " + want
+		if msg := fmt.Sprint(byFlag); !strings.HasPrefix(msg, "--"+flag+": "+want) {
+			t.Errorf("--%s=%s: %s, want %s", flag, value, msg, want)
+		}
+		if byEnv != envName(flag)+": "+want {
+			t.Errorf("%s=%s: %s, want %s", envName(flag), value, byEnv, want)
+		}
+	}
+	f("max-inflight", "many", "a whole number such as 1024")
+	f("retries", "1.5", "a whole number such as 2")
+	f("max-queue", "99999999999999999999", "a whole number such as 4096")
+	f("speculation-holdout", "half", "a number such as 0.05")
+	f("offline", "perhaps", "true or false")
+	f("grace", "3", "a duration such as 10s or 5m")
+	f("max-body", "lots", "a size such as 64MiB")
+	f("model-alias", "x", "name=value, separated by commas where there are several")
+}
+
+// TestConfig_Anchors: what is written once may be used twice, and merged.
+func TestConfig_Anchors(t *testing.T) {
+	c, msg := parse(t, "workers:\n  - &w {url: http://a, ranks: &two 2}\n  - {<<: *w, id: b}\n  - {url: http://c, ranks: *two}\nstate_dir:\n\"sse_heartbeat\": \"5s\"\n")
+	if msg != "" || len(c.Workers) != 3 || c.Workers[1].URL != "http://a" || c.Workers[1].ID != "b" || c.Workers[1].Ranks != 2 || c.Workers[2].Ranks != 2 || c.Heartbeat != duration(5*time.Second) {
+		t.Errorf("%s %+v", msg, c.Workers)
+	}
 }
 
 // TestConfig_SecretsStayOut: no message repeats a credential.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/internal/upstream"
 )
 
@@ -20,6 +22,7 @@ import (
 type doctorConfig struct {
 	Events, Replay string // for workers that name none; {host} is the worker's
 	APIKey         string // likewise
+	Tokens         tokenizerConfig
 	NoGenerate     bool
 	JSON           bool
 }
@@ -31,8 +34,9 @@ func newDoctor() *cobra.Command {
 		Short: "Check workers and name the engine flag that each lacks",
 		Long: `doctor checks each worker as the proxy would use it: engine and version, model, block
 size, prefix caching, KV events and their replay, token ids (equal on all workers of a
-model), cached tokens in usage, life of idle connections. One line a check: ok, warn or
-FAIL, with the engine's flag that mends it. It exits with 1 if a check failed.
+model, and equal to those that the proxy makes itself where it finds the model's files),
+cached tokens in usage, life of idle connections. One line a check: ok, warn or FAIL, with
+the engine's flag that mends it. It exits with 1 if a check failed.
 
 Unless --no-generate is given, it sends each worker one request twice, with the same
 prompt of four blocks (at least 256 words) and max_tokens=1: an endpoint that bills
@@ -47,13 +51,19 @@ bills these. Workers are written as for serve --worker.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			return doctor(cmd.Context(), workers, cfg, cmd.OutOrStdout())
+			if err := cfg.Tokens.validate(); err != nil {
+				return &usageError{err}
+			}
+			log := logConfig{Level: "warn", Format: "text"}
+			return doctor(cmd.Context(), workers, cfg, log.logger(cmd.ErrOrStderr()), cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Events, "events", "", "ZMQ `endpoint` of KV events of workers that name none; {host} stands for the worker's host")
 	f.StringVar(&cfg.Replay, "replay", "", "ZMQ `endpoint` of their replay sockets, likewise")
 	f.StringVar(&cfg.APIKey, "api-key", "", "API key of workers that name none; better WARMROUTE_API_KEY")
+	f.StringVar(&cfg.Tokens.Path, "model-path", "", "`directory or Hugging Face id` with the tokenizer and chat template of every worker's model; empty takes what each worker names at /v1/models")
+	f.BoolVar(&cfg.Tokens.Offline, "offline", false, "take tokenizer files from disk only")
 	f.BoolVar(&cfg.NoGenerate, "no-generate", false, "send no request that makes an engine generate")
 	f.BoolVar(&cfg.JSON, "json", false, "print JSON")
 	return cmd
@@ -96,8 +106,11 @@ func (c *doctorConfig) workers(args []string) ([]workerConfig, error) {
 }
 
 // doctor checks the workers, prints what it found and fails if a check did.
-func doctor(ctx context.Context, workers []workerConfig, cfg doctorConfig, out io.Writer) error {
-	list, err := upstream.Doctor(ctx, workers, !cfg.NoGenerate)
+func doctor(ctx context.Context, workers []workerConfig, cfg doctorConfig, log *slog.Logger, out io.Writer) error {
+	list, err := upstream.Doctor(ctx, workers, upstream.DoctorConfig{
+		Generate: !cfg.NoGenerate,
+		Models:   prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log)},
+	})
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -30,7 +32,7 @@ func overlay(given, bound *pflag.FlagSet, env func(string) (string, bool)) error
 			return
 		}
 		if e := set(f.Value, v); e != nil {
-			err = fmt.Errorf("%s: %w", name, e)
+			err = fmt.Errorf("%s: %w", name, badValue(f, v, e))
 		}
 	})
 	given.Visit(func(g *pflag.Flag) {
@@ -59,6 +61,21 @@ func set(v pflag.Value, s string) error {
 	return v.Set(s)
 }
 
+// badValue says what the value of a flag, or of its variable, looks like: err of the flag
+// package shows the functions that it called.
+func badValue(f *pflag.Flag, value string, err error) error {
+	kinds := map[string]reflect.Kind{"int": reflect.Int, "uint64": reflect.Uint64, "float64": reflect.Float64, "bool": reflect.Bool}
+	switch kind, known := kinds[f.Value.Type()]; {
+	case known:
+		return fmt.Errorf("%q is not %s", value, form(kind, f.DefValue))
+	case f.Value.Type() == "duration" && strings.HasPrefix(err.Error(), "time: "):
+		return errors.New(noDuration(value))
+	case f.Value.Type() == "stringToString":
+		return fmt.Errorf("%q is not name=value, separated by commas where there are several", value)
+	}
+	return err
+}
+
 // lookupEnv reads the environment; an empty variable counts as absent.
 func lookupEnv(name string) (string, bool) {
 	v := os.Getenv(name)
@@ -67,7 +84,7 @@ func lookupEnv(name string) (string, bool) {
 
 // envName is the environment variable of a flag.
 func envName(flag string) string {
-	return "WARMROUTE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // workerFlag is the list behind --worker.
@@ -118,6 +135,7 @@ func (w *workerFlag) GetSlice() []string {
 
 type workerKey struct {
 	name string
+	kind reflect.Kind
 	get  func(*workerConfig) string
 	set  func(*workerConfig, string) error
 }
@@ -139,7 +157,7 @@ var workerKeys = []workerKey{
 	intKey("max_num_seqs", func(c *workerConfig) *int { return &c.MaxNumSeqs }),
 	intKey("max_inflight", func(c *workerConfig) *int { return &c.MaxInflight }),
 	{
-		"insecure_skip_verify",
+		"insecure_skip_verify", reflect.Bool,
 		func(c *workerConfig) string { return strconv.FormatBool(c.InsecureSkipVerify) },
 		func(c *workerConfig, v string) (err error) {
 			c.InsecureSkipVerify, err = strconv.ParseBool(v)
@@ -149,13 +167,13 @@ var workerKeys = []workerKey{
 }
 
 func stringKey(name string, field func(*workerConfig) *string) workerKey {
-	return workerKey{name,
+	return workerKey{name, reflect.String,
 		func(c *workerConfig) string { return *field(c) },
 		func(c *workerConfig, v string) error { *field(c) = v; return nil }}
 }
 
 func intKey(name string, field func(*workerConfig) *int) workerKey {
-	return workerKey{name,
+	return workerKey{name, reflect.Int,
 		func(c *workerConfig) string { return strconv.Itoa(*field(c)) },
 		func(c *workerConfig, v string) (err error) { *field(c), err = strconv.Atoi(v); return err }}
 }
@@ -173,7 +191,7 @@ next:
 		for _, key := range workerKeys {
 			if key.name == k {
 				if err := key.set(&c, v); err != nil {
-					return c, fmt.Errorf("worker %q: %s=%q is not valid", parts[0], k, v)
+					return c, fmt.Errorf("worker %q: %s=%q is not %s", parts[0], k, v, form(key.kind, ""))
 				}
 				continue next
 			}
@@ -182,7 +200,7 @@ next:
 		for i, key := range workerKeys {
 			names[i] = key.name
 		}
-		return c, fmt.Errorf("worker %q: unknown key %q; known are %s", parts[0], k, strings.Join(names, ", "))
+		return c, fmt.Errorf("worker %q: unknown key %q%s; known are %s", parts[0], k, didYouMean(closest(k, names)), strings.Join(names, ", "))
 	}
 	return c, c.Validate()
 }
@@ -244,11 +262,13 @@ func (d *duration) String() string { return time.Duration(*d).String() }
 func (d *duration) Set(v string) error {
 	n, err := time.ParseDuration(v)
 	if err != nil {
-		return fmt.Errorf("%q is not a duration such as 10s or 5m", v)
+		return errors.New(noDuration(v))
 	}
 	*d = duration(n)
 	return nil
 }
+
+func noDuration(v string) string { return fmt.Sprintf("%q is not a duration such as 10s or 5m", v) }
 
 // UnmarshalYAML reads the form of Set.
 func (d *duration) UnmarshalYAML(n ast.Node) error { return unmarshalText(n, d.Set) }
@@ -266,6 +286,23 @@ func unmarshalText(n ast.Node, set func(string) error) error {
 		return fmt.Errorf("%s (line %d): %w", strings.TrimPrefix(n.GetPath(), "$."), n.GetToken().Position.Line, err)
 	}
 	return nil
+}
+
+// validAddress checks the form of an address that is listened on.
+func validAddress(setting, addr string) error {
+	if _, port, err := net.SplitHostPort(addr); err == nil {
+		if _, err := net.LookupPort("tcp", port); err == nil {
+			return nil
+		}
+		return fmt.Errorf("%s: %q has no port from 0 to 65535: expected host:port or :port such as :8000", setting, addr)
+	}
+	hint := ""
+	if _, err := net.LookupPort("tcp", addr); err == nil && addr != "" {
+		hint = didYouMean([]string{":" + addr})
+	} else if addr != "" && !strings.ContainsAny(addr, ":[] ") {
+		hint = didYouMean([]string{addr + ":8000"})
+	}
+	return fmt.Errorf("%s: %q is no address: expected host:port or :port such as :8000%s", setting, addr, hint)
 }
 
 func (c *logConfig) validate() error {

@@ -136,7 +136,7 @@ block, which worker holds which prefix in its KV cache.`,
 		var invalid *pflag.InvalidValueError
 		if errors.As(err, &invalid) {
 			// pflag repeats the value, which may hold a credential.
-			err = fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
+			err = fmt.Errorf("--%s: %w", invalid.GetFlag().Name, badValue(invalid.GetFlag(), invalid.GetValue(), invalid.Unwrap()))
 		}
 		return &usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})

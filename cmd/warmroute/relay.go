@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -73,7 +72,9 @@ ordered net changes in our hashes, on the NATS server that the proxies share.`,
 			if err := cfg.validate(); err != nil {
 				return &usageError{err}
 			}
-			return relay(cmd.Context(), cfg, cmd.ErrOrStderr())
+			log := cfg.Log.logger(cmd.ErrOrStderr())
+			warnVariables(cmd, func(line string) { log.Warn(line) })
+			return relay(cmd.Context(), cfg, log)
 		},
 	}
 	bind(&flags, cmd.Flags())
@@ -90,6 +91,11 @@ func (c *relayConfig) validate() error {
 	if err := c.Worker.Validate(); err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
+	if c.Metrics != "" {
+		if err := validAddress("--metrics", c.Metrics); err != nil {
+			return err
+		}
+	}
 	return c.Log.validate()
 }
 
@@ -97,8 +103,7 @@ func (c *relayConfig) validate() error {
 const infoPeriod = 10 * time.Second
 
 // relay runs one relay until ctx ends.
-func relay(ctx context.Context, cfg relayConfig, stderr io.Writer) error {
-	log := cfg.Log.logger(stderr)
+func relay(ctx context.Context, cfg relayConfig, log *slog.Logger) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := makeStateDir(cfg.StateDir); err != nil {

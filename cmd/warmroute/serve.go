@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,6 +74,10 @@ API keys and certificates. SIGTERM drains; a second signal exits at once.`,
 				return err
 			}
 			registry := prometheus.NewRegistry()
+			log := cfg.Log.logger(cmd.ErrOrStderr())
+			for _, line := range strayVariables(cmd.Root(), os.Environ(), cfg.Auth.secretVariables) {
+				log.Warn(line)
+			}
 			p, err := newParts(cfg, simulated, registry, registry, cmd.ErrOrStderr())
 			if err != nil {
 				return err
@@ -100,7 +105,10 @@ type parts struct {
 	simulated *simulated
 	log       *slog.Logger
 	stderr    io.Writer
-	quiet     bool // no hint of what to try
+	names     []modelNames
+	api       string // scheme and address of the OpenAI endpoint
+	nats      string // which server it is, for people
+	quiet     bool   // no hint of what to try
 }
 
 // newParts wires the packages and binds the ports; run serves them. What registry takes
@@ -256,7 +264,12 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	closeBus = false
-	return &parts{bus: bus, fleet: fleet, consumer: consumer, peers: peers, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated, log: log, stderr: stderr}, nil
+	scheme := "http://"
+	if certificates != nil {
+		scheme = "https://"
+	}
+	return &parts{bus: bus, fleet: fleet, consumer: consumer, peers: peers, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated,
+		log: log, stderr: stderr, api: scheme + front.Addr().String(), nats: busName(cfg.NATS), names: cfg.modelNames(keys)}, nil
 }
 
 // makeStateDir makes the directory of relays' state and sees that it can be written.
@@ -308,7 +321,7 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 		g.Go(func() error { return p.peers.Run(back) })
 	}
 	g.Go(func() error { return p.fleet.Run(back) })
-	g.Go(func() error { return p.models.Run(back, p.fleet) })
+	g.Go(func() error { return p.models.Run(back, p.fleet.Styled) })
 	g.Go(func() error {
 		// Speculation ends with the signal, before the streams have drained.
 		warm, stop := context.WithCancel(back)
@@ -333,6 +346,8 @@ func (p *parts) run(ctx context.Context, reload reloader) error {
 			return p.fleet.SetWorkers(workers)
 		})
 	})
+	p.log.Info("listening", "api", p.api, "admin", "http://"+p.front.AdminAddr().String(), "nats", p.nats)
+	g.Go(func() error { p.warnUnserved(back); return nil })
 	if len(p.simulated.workers) > 0 && !p.quiet {
 		g.Go(func() error { return p.hint(back) })
 	}
@@ -355,9 +370,18 @@ func (p *parts) hint(ctx context.Context) error {
 	if p.ready(ctx, len(p.simulated.workers)) != nil {
 		return nil
 	}
-	api, admin := "http://"+loopback(p.front.Addr()), "http://"+loopback(p.front.AdminAddr())
-	_, err := fmt.Fprintf(p.stderr, tryIt, len(p.simulated.workers), api, admin)
+	scheme, _, _ := strings.Cut(p.api, "://")
+	api, admin := scheme+"://"+loopback(p.front.Addr()), "http://"+loopback(p.front.AdminAddr())
+	_, err := fmt.Fprintf(p.stderr, tryIt, len(p.simulated.workers), api, admin, p.nats)
 	return err
+}
+
+// busName says which event bus is used.
+func busName(c natsConfig) string {
+	if c.URL == "" {
+		return "embedded NATS"
+	}
+	return "external NATS"
 }
 
 // ready waits until so many workers take requests and their KV events are followed.
@@ -390,7 +414,7 @@ func loopback(a net.Addr) string {
 }
 
 const tryIt = `
-warmroute is ready: %[1]d simulated workers, embedded NATS, OpenAI API on %[2]s/v1
+warmroute is ready: %[1]d simulated workers, %[4]s, OpenAI API on %[2]s/v1
 
 A chat, twice: the second finds its prefix cached (usage.prompt_tokens_details).
   curl -si %[2]s/v1/chat/completions -H 'Content-Type: application/json' -H 'X-Warmroute-Explain: 1' \

@@ -116,6 +116,27 @@ func text(t *testing.T, url string) string {
 	return string(raw)
 }
 
+// TestServe_SaysWhereAndWhatIsOff: the log says where it listens, and which models of the
+// configuration nobody serves.
+func TestServe_SaysWhereAndWhatIsOff(t *testing.T) {
+	cfg := defaultConfig()
+	cfg.Tokens.Models = map[string]string{"simm": "", "sim": ""}
+	cfg.Prefill.Models = map[string]string{"chat": "on"}
+	cfg.Aliases = map[string]string{"gpt": "sim", "old": "other"}
+	cfg.Auth.Keys = []keyConfig{{Name: "alice", SHA256: hashOf("a"), Models: []string{"sim", "gpt", "typo"}}}
+	s := startServer(t, 1, cfg, reloader{})
+	for _, want := range []string{
+		"msg=listening api=" + s.api + " admin=" + s.admin + ` nats="embedded NATS"`,
+		`did you mean sim" setting=tokenizer.models model=simm served=[sim]`, "setting=speculative_prefill.models model=chat",
+		"setting=model_aliases.old model=other", `setting="models of the API key alice" model=typo`,
+	} {
+		eventually(t, want, func() bool { return strings.Contains(s.log.String(), want) })
+	}
+	if n := strings.Count(s.log.String(), "no worker serves a model"); n != 4 {
+		t.Errorf("%d warnings", n)
+	}
+}
+
 // TestServe_AnswersARealClient: the OpenAI client that our users have reads every answer,
 // and the second turn finds its prefix.
 func TestServe_AnswersARealClient(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -27,7 +28,11 @@ type tokenizeFlags struct {
 	json      bool
 	render    bool
 	offline   bool
+	hasText   bool // --text was given, be it empty
 }
+
+// maxInput bounds the request in bytes.
+const maxInput = 64 << 20
 
 func newTokenize() *cobra.Command {
 	var f tokenizeFlags
@@ -36,7 +41,9 @@ func newTokenize() *cobra.Command {
 		Short: "Show the rendered prompt, token ids and block hashes of a text or a request",
 		Long: `tokenize makes the tokens that serve makes: a request body is rendered by the model's
 chat template, then tokenized, then hashed block by block. The body is an OpenAI chat
-completion (messages) or completion (prompt), from FILE or standard input.`,
+completion (messages) or completion (prompt), from FILE or standard input. A request
+whose tokens serve would leave to the engine is refused with the reason; of several
+prompts each one is shown.`,
 		Example: `  warmroute tokenize --model-path Qwen/Qwen3-8B --text 'Hello, world'
   echo '{"messages":[{"role":"user","content":"Hi"}]}' | warmroute tokenize --model-path ./Qwen3-8B
   warmroute tokenize --model-path ./Qwen3-8B --json --block-size 16 request.json`,
@@ -47,6 +54,7 @@ completion (messages) or completion (prompt), from FILE or standard input.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			f.hasText = cmd.Flags().Changed("text")
 			body, err := f.body(cmd.InOrStdin(), args)
 			if err != nil {
 				return &usageError{err}
@@ -67,7 +75,7 @@ completion (messages) or completion (prompt), from FILE or standard input.`,
 	p.IntVar(&f.blockSize, "block-size", 16, "tokens of a block")
 	p.StringVar(&f.lora, "lora", "", "LoRA adapter, part of the hashes")
 	p.StringVar(&f.salt, "cache-salt", "", "cache salt, part of the hashes")
-	p.BoolVar(&f.json, "json", false, "print one JSON object")
+	p.BoolVar(&f.json, "json", false, "print one JSON object, or one a line where there are several prompts")
 	p.BoolVar(&f.render, "render", false, "print the rendered prompt alone, byte for byte")
 	p.BoolVar(&f.offline, "offline", false, "take files from disk only")
 	return cmd
@@ -82,14 +90,35 @@ func (f *tokenizeFlags) body(stdin io.Reader, args []string) ([]byte, error) {
 		return nil, fmt.Errorf("--block-size %d: must be at least 1", f.blockSize)
 	case f.engine != "vllm" && f.engine != "sglang":
 		return nil, fmt.Errorf("--engine %q is none of vllm, sglang", f.engine)
-	case f.text != "" && len(args) > 0:
+	case f.json && f.render:
+		return nil, fmt.Errorf("--json and --render are two outputs: give one")
+	case f.hasText && len(args) > 0:
 		return nil, fmt.Errorf("--text and a file are two inputs: give one")
-	case f.text != "":
+	case f.hasText:
 		return append(openai.AppendString([]byte(`{"prompt":`), f.text), '}'), nil
 	case len(args) > 0 && args[0] != "-":
-		return os.ReadFile(args[0])
+		file, err := os.Open(args[0])
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		return readInput(file, args[0])
 	}
-	return io.ReadAll(stdin)
+	return readInput(stdin, "standard input")
+}
+
+// readInput reads a request, which may come from a pipe or a device that never ends.
+func readInput(r io.Reader, name string) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", name, err)
+	case len(body) > maxInput:
+		return nil, fmt.Errorf("%s: more than %d MiB: that is no request", name, maxInput>>20)
+	case len(bytes.TrimSpace(body)) == 0:
+		return nil, fmt.Errorf("%s is empty: give a request as JSON, or --text", name)
+	}
+	return body, nil
 }
 
 // tokenized is the JSON of the verb.
@@ -109,11 +138,27 @@ func (f *tokenizeFlags) run(w io.Writer, m *prompt.Model, body []byte) error {
 		}
 		m.Now = func() time.Time { return day }
 	}
-	kind, body, err := requestKind(body)
+	kind, bodies, err := requests(body)
 	if err != nil {
 		return &usageError{err}
 	}
+	if f.render && len(bodies) > 1 {
+		return &usageError{fmt.Errorf("--render prints one prompt, the request has %d", len(bodies))}
+	}
+	for _, body := range bodies {
+		if err := f.show(w, m, kind, body); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show prints one prompt.
+func (f *tokenizeFlags) show(w io.Writer, m *prompt.Model, kind openai.Kind, body []byte) error {
 	style := prompt.StyleOf(f.engine)
+	if err := m.Exact(kind, body, style); err != nil {
+		return err
+	}
 	text, err := m.Render(kind, body, style)
 	if err != nil {
 		return err
@@ -147,9 +192,9 @@ func (f *tokenizeFlags) run(w io.Writer, m *prompt.Model, body []byte) error {
 	return nil
 }
 
-// requestKind tells a chat from a completion and gives the body the model that it may
-// lack.
-func requestKind(body []byte) (openai.Kind, []byte, error) {
+// requests tells a chat from a completion, gives the body the model that it may lack and
+// makes one body of each of several prompts.
+func requests(body []byte) (openai.Kind, [][]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return 0, nil, fmt.Errorf("the request is no JSON object: %w", err)
@@ -160,9 +205,25 @@ func requestKind(body []byte) (openai.Kind, []byte, error) {
 	}
 	switch {
 	case fields["messages"] != nil:
-		return openai.Chat, body, nil
-	case fields["prompt"] != nil:
-		return openai.Completions, body, nil
+		return openai.Chat, [][]byte{body}, nil
+	case fields["prompt"] == nil:
+		return 0, nil, fmt.Errorf("the request has neither messages nor prompt")
 	}
-	return 0, nil, fmt.Errorf("the request has neither messages nor prompt")
+	var prompts []json.RawMessage
+	if json.Unmarshal(fields["prompt"], &prompts) != nil || len(prompts) == 0 || prompts[0][0] != '"' {
+		return openai.Completions, [][]byte{body}, nil
+	}
+	var bodies [][]byte
+	if fields["model"] == nil {
+		fields["model"] = json.RawMessage(`"m"`)
+	}
+	for _, p := range prompts {
+		fields["prompt"] = p
+		one, err := json.Marshal(fields)
+		if err != nil {
+			return 0, nil, err
+		}
+		bodies = append(bodies, one)
+	}
+	return openai.Completions, bodies, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -19,7 +20,7 @@ func bindWorker(c *sim.Config, model *string, f *pflag.FlagSet) {
 	f.Var(&profileFlag{c: c, name: "linear"}, "profile", "time model: linear, or polynomial as NVIDIA Dynamo's mocker")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:8100", "HTTP address")
 	f.StringVar((*string)(&c.Like), "like", string(sim.VLLM), "engine whose wires are spoken: vllm or sglang")
-	f.StringVar(&c.AdvertiseModel, "model", "sim", "served model name")
+	f.StringVar(&c.AdvertiseModel, "model", "", "served `name`; default: sim, or the name of --model-path")
 	f.StringSliceVar(&c.Adapters, "lora", nil, "names of LoRA adapters")
 	f.StringVar(&c.APIKey, "api-key", "", "bearer token that is demanded under /v1")
 	f.StringVar(&c.Events, "events", "", "ZMQ `endpoint` for KV events, e.g. tcp://127.0.0.1:5557; rank r is port + r")
@@ -97,9 +98,20 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 			if err := cfg.Validate(); err != nil {
 				return &usageError{err}
 			}
+			if err := validAddress("--listen", cfg.Listen); err != nil {
+				return &usageError{err}
+			}
+			if err := validModelPath("--model-path", model); err != nil {
+				return &usageError{err}
+			}
+			logger := log.logger(cmd.ErrOrStderr())
+			warnVariables(cmd, func(line string) { logger.Warn(line) })
 			if model != "" {
+				if cfg.AdvertiseModel == "" {
+					cfg.AdvertiseModel = servedName(model)
+				}
 				var err error
-				if cfg.Model, err = loadModel(cmd.Context(), model, tokenizerConfig{}, log.logger(cmd.ErrOrStderr())); err != nil {
+				if cfg.Model, err = loadModel(cmd.Context(), model, tokenizerConfig{}, logger); err != nil {
 					return &usageError{err}
 				}
 			}
@@ -107,7 +119,7 @@ POST /fault breaks it on purpose (errors, hangs, broken streams, lost events, re
 			if err != nil {
 				return err
 			}
-			log.logger(cmd.ErrOrStderr()).Info("simulated worker serves", "url", w.URL(), "like", string(cfg.Like), "model", cfg.AdvertiseModel, "events", cfg.Events, "replay", cfg.Replay)
+			logger.Info("simulated worker serves", "url", w.URL(), "like", string(cfg.Like), "model", cmp.Or(cfg.AdvertiseModel, "sim"), "events", cfg.Events, "replay", cfg.Replay)
 			return w.Run(cmd.Context())
 		},
 	}

@@ -4,9 +4,11 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // repo is one model's folder in the cache.
@@ -43,6 +45,19 @@ func isFile(path string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
+// readSmall reads a file that holds one word: what is no regular file may have no end.
+func readSmall(path string) ([]byte, error) {
+	if !isFile(path) {
+		return nil, fs.ErrNotExist
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 64<<10))
+}
+
 // complete reports whether nothing about the commit is left to ask.
 func (r repo) complete(commit string) bool {
 	for _, name := range optional {
@@ -58,7 +73,7 @@ func (r repo) complete(commit string) bool {
 func (r repo) cached(revision string) string {
 	commit := revision
 	if !isCommit(revision) {
-		b, err := os.ReadFile(r.refFile(revision))
+		b, err := readSmall(r.refFile(revision))
 		if err != nil {
 			return ""
 		}
@@ -79,7 +94,7 @@ func (r repo) hasBlob(etag string, size int64) bool {
 // setRef remembers the commit of a branch or tag.
 func (r repo) setRef(revision, commit string) error {
 	path := r.refFile(revision)
-	if old, err := os.ReadFile(path); revision == commit || err == nil && string(old) == commit {
+	if old, err := readSmall(path); revision == commit || err == nil && string(old) == commit {
 		return nil
 	}
 	return writeFile(path, func(w io.Writer) error {

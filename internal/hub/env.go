@@ -83,7 +83,7 @@ func (env environ) token() string {
 	if file == "" {
 		return ""
 	}
-	b, err := os.ReadFile(file)
+	b, err := readSmall(file)
 	if err != nil {
 		return ""
 	}

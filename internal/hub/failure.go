@@ -91,6 +91,11 @@ func tooLarge(limit int64) error {
 	return &failure{kind: invalid, text: fmt.Sprintf("the file has more than %d bytes, which no tokenizer file needs", limit)}
 }
 
+// notTheFile is what proxies and login pages cause: status 200 and something else.
+func notTheFile(address string) error {
+	return &failure{kind: invalid, text: address + " answers with something else than the file, such as a web page: check HF_ENDPOINT and the proxy settings"}
+}
+
 // local names the cache in an error of the file system and leaves the hub's alone.
 func local(err error) error {
 	var f *failure

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -72,9 +73,9 @@ func TestDir_RefusesWhatNoHubAnswers(t *testing.T) {
 		})
 	}
 	check("too often", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) })
-	check("more than 268435456 bytes", func(w http.ResponseWriter, r *http.Request) {
+	check("more than 67108864 bytes", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Linked-Etag", "abc")
-		w.Header().Set("X-Linked-Size", fmt.Sprint(maxFile+1))
+		w.Header().Set("X-Linked-Size", fmt.Sprint(maxSmall+1))
 	})
 }
 
@@ -84,7 +85,7 @@ func TestDir_BoundsBodiesOfUnknownLength(t *testing.T) {
 		w.Header().Set("X-Repo-Commit", commitA)
 		w.Header().Set("Etag", `W/"abc"`)
 		for range 100 {
-			w.Write(make([]byte, 1024))
+			io.WriteString(w, "{"+strings.Repeat(" ", 1022)+"}")
 			http.NewResponseController(w).Flush()
 		}
 		return true
@@ -219,6 +220,60 @@ func TestDir_RepeatsADownloadThatBreaksOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDir_TakesNoPageForAFile: login pages and proxies answer with status 200 and a text of
+// their own, with the right headers if they add them to whatever passes.
+func TestDir_TakesNoPageForAFile(t *testing.T) {
+	for name, answer := range map[string]func(w http.ResponseWriter){
+		"a page": func(w http.ResponseWriter) { io.WriteString(w, "<html><body>Log in</body></html>") },
+		"a named page": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			io.WriteString(w, "{}")
+		},
+		"compressed": func(w http.ResponseWriter) { w.Header().Set("Content-Encoding", "gzip"); io.WriteString(w, "{}") },
+		"cut":        func(w http.ResponseWriter) { io.WriteString(w, `{"a":`) },
+		"empty":      func(w http.ResponseWriter) {},
+	} {
+		f, cache := newFake(), t.TempDir()
+		f.hook = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodHead || !strings.HasSuffix(r.URL.Path, ".json") {
+				return false
+			}
+			w.Header().Set("X-Repo-Commit", commitA)
+			w.Header().Set("Etag", `"abc"`)
+			w.Header().Set("Content-Type", "text/plain")
+			answer(w)
+			return true
+		}
+		_, err := New(f.config(t, cache)).Dir(t.Context(), model, "")
+		wants(t, err, "model acme/tiny", "tokenizer_config.json", "web page", "HF_ENDPOINT")
+		if errors.Is(err, ErrUnreachable) {
+			t.Errorf("%s: %v counts as unreachable", name, err)
+		}
+		equal(t, "cache after "+name, tree(t, cache), nil)
+	}
+	// Python writes what JSON does not have.
+	f := newFake()
+	f.set(commitA, "config.json", "{\"time_step_limit\": [0.0, Infinity]}\n")
+	dir(t, New(f.config(t, t.TempDir())), "")
+}
+
+// TestDir_StopsAtTheLengthThatIsKnown: a body that goes on is not read to the limit.
+func TestDir_StopsAtTheLengthThatIsKnown(t *testing.T) {
+	timed(t, 0, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasPrefix(r.URL.Path, "/api/resolve-cache/") || !strings.HasSuffix(r.URL.Path, "/config.json") {
+			return false
+		}
+		for range 100 << 10 {
+			if _, err := w.Write(make([]byte, 1024)); err != nil {
+				break
+			}
+		}
+		return true
+	}, func(_ time.Duration, err error, _ []string) {
+		wants(t, err, "config.json", "more than 2 bytes")
+	})
 }
 
 // Only large files have a hash to check; the length of every file is known.

@@ -1,12 +1,14 @@
 package hub
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -16,6 +18,7 @@ import (
 
 const (
 	maxFile   = 256 << 20 // bytes; the largest tokenizer.json seen, Gemma 3's, has 33 MB
+	maxSmall  = 64 << 20  // bytes of every other file; the largest seen has 1.2 MB
 	maxHops   = 10
 	tries     = 3
 	firstWait = 500 * time.Millisecond // doubles with every try
@@ -34,6 +37,7 @@ type reply struct {
 	size   int64  // bytes, -1 if not known
 	body   io.ReadCloser
 	reused bool // the blob was there: no body
+	page   bool // the body is not the file: a web page, or compressed
 }
 
 // head asks which commit a revision stands for and whether it has a file. Errors of kind
@@ -60,6 +64,10 @@ func (h *Hub) head(ctx context.Context, s source, revision, name string, attempt
 
 // get stores one file of a commit and links it into the snapshot.
 func (h *Hub) get(ctx context.Context, s source, commit, name string) error {
+	limit := h.maxFile
+	if name != required {
+		limit = min(limit, maxSmall)
+	}
 	return retry(ctx, tries, func() error {
 		w := newWatch(ctx, bodyStall)
 		defer w.stop()
@@ -76,11 +84,20 @@ func (h *Hub) get(ctx context.Context, s source, commit, name string) error {
 			return &failure{kind: invalid, text: fmt.Sprintf("%s answers for commit %s", h.address(), quote(r.commit))}
 		case r.etag == "":
 			return &failure{kind: invalid, text: fmt.Sprintf("%s sends no usable ETag header: check HF_ENDPOINT and the proxy settings", h.address())}
-		case r.size > h.maxFile:
-			return tooLarge(h.maxFile)
+		case r.page && !r.reused:
+			return notTheFile(h.address())
+		case r.size > limit:
+			return tooLarge(limit)
 		}
 		if !r.reused {
-			err := writeFile(s.repo.blob(r.etag), func(dst io.Writer) error { return save(dst, r, w, h.maxFile) })
+			err := writeFile(s.repo.blob(r.etag), func(dst io.Writer) error {
+				var e edges
+				err := save(io.MultiWriter(dst, &e), r, w, limit)
+				if err == nil && strings.HasSuffix(name, ".json") && !e.object() {
+					err = notTheFile(h.address())
+				}
+				return err
+			})
 			if err != nil {
 				return local(err)
 			}
@@ -218,6 +235,9 @@ func (r *reply) note(resp *http.Response) {
 		}
 	}
 	if resp.StatusCode == http.StatusOK {
+		kind, _, _ := mime.ParseMediaType(head.Get("Content-Type"))
+		coding := head.Get("Content-Encoding")
+		r.page = kind == "text/html" || coding != "" && coding != "identity"
 		if r.etag == "" {
 			r.etag = fileETag(head.Get("Etag"))
 		}
@@ -244,8 +264,11 @@ func save(dst io.Writer, r *reply, w *watch, limit int64) error {
 	for {
 		k, err := r.body.Read(buf)
 		w.alive()
-		if n += int64(k); n > limit {
+		switch n += int64(k); {
+		case n > limit:
 			return tooLarge(limit)
+		case r.size >= 0 && n > r.size:
+			return &failure{kind: unreachable, text: fmt.Sprintf("the download has more than %d bytes", r.size)}
 		}
 		sum.Write(buf[:k])
 		if _, err := dst.Write(buf[:k]); err != nil {
@@ -266,6 +289,23 @@ func save(dst io.Writer, r *reply, w *watch, limit int64) error {
 	}
 	return nil
 }
+
+// edges are the first and the last byte of a text that are not white space. They tell a JSON
+// object from a web page and from one that is cut; a whole check would refuse the Infinity
+// that Python writes into some config.json.
+type edges struct{ first, last byte }
+
+func (e *edges) Write(p []byte) (int, error) {
+	if text := bytes.TrimSpace(p); len(text) > 0 {
+		if e.first == 0 {
+			e.first = text[0]
+		}
+		e.last = text[len(text)-1]
+	}
+	return len(p), nil
+}
+
+func (e *edges) object() bool { return e.first == '{' && e.last == '}' }
 
 // watch cancels a request on which nothing moves, whatever client sends it.
 type watch struct {

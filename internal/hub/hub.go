@@ -62,6 +62,7 @@ type Hub struct {
 	token    string
 	cache    string // absolute
 	offline  bool
+	online   string // what would end that
 	client   *http.Client
 	notice   func(string)
 	invalid  error                           // settings that no call can work with
@@ -96,6 +97,10 @@ func New(c Config) *Hub {
 		client:  manual(c.Client),
 		symlink: os.Symlink,
 		maxFile: maxFile,
+		online:  "the network allowed",
+	}
+	if env.offline() {
+		h.online = "HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE unset"
 	}
 	h.mu.flights = make(map[string]*flight)
 	var errs [3]error
@@ -211,8 +216,8 @@ func (h *Hub) locate(ctx context.Context, s source) (string, error) {
 	cached := s.repo.cached(s.revision)
 	if h.offline {
 		if cached == "" {
-			return "", fmt.Errorf("offline, and %s of revision %s is not in the cache %s: fetch it once with HF_HUB_OFFLINE unset, or set HF_HUB_CACHE to a cache that has it",
-				required, quote(s.revision), h.cache)
+			return "", fmt.Errorf("offline, and %s of revision %s is not in the cache %s: fetch it once with %s, or set HF_HUB_CACHE to a cache that has it",
+				required, quote(s.revision), h.cache, h.online)
 		}
 		return s.repo.snapshot(cached), nil
 	}

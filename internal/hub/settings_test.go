@@ -3,7 +3,9 @@ package hub
 import (
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 func TestLooks_TellsIdsFromPaths(t *testing.T) {
@@ -117,5 +119,35 @@ func TestTrusted_TheEndpointAndTheHubOnly(t *testing.T) {
 		if h.trusted(u) != want {
 			t.Errorf("trusted(%s) is %t", address, !want)
 		}
+	}
+}
+
+// TestNew_ReadsNoPipe: what is no regular file may never end, as token or as ref.
+func TestNew_ReadsNoPipe(t *testing.T) {
+	f, cache := newFake(), t.TempDir()
+	write(t, cache, "models--acme--tiny/refs/v1", "")
+	pipe := filepath.Join(cache, "models--acme--tiny/refs/main")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := f.config(t, cache)
+	done := make(chan error, 1)
+	go func() { // ends, or the test fails
+		for _, path := range []string{cache, pipe, "/dev/zero"} {
+			c.Getenv = func(name string) string { return map[string]string{"HF_TOKEN_PATH": path}[name] }
+			if h := New(c); h.token != "" || h.invalid != nil {
+				t.Errorf("%s: token %q, %v", path, h.token, h.invalid)
+			}
+		}
+		_, err := New(c).Dir(t.Context(), model, "")
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("a pipe is waited for")
 	}
 }

@@ -248,3 +248,28 @@ func TestRender_Limits(t *testing.T) {
 	f("{% for i in range(90) %}{% endfor %}", &Env{MaxSteps: 100}, &Env{MaxSteps: 80})
 	f("{% macro f(n) %}{% if n > 1 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}", &Env{MaxDepth: 5}, &Env{MaxDepth: 4})
 }
+
+// TestRender_Stops: a Render asks now and then whether to go on, also where it only makes
+// text.
+func TestRender_Stops(t *testing.T) {
+	for _, source := range []string{
+		"{% for i in range(90000) %}{% endfor %}",
+		"{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(16) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{% for i in range(16) %}{% set ns.s = ns.s[1:] %}{% endfor %}",
+	} {
+		tmpl, err := Parse(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := 0
+		env := &Env{Stop: func() bool { asked++; return asked == 3 }}
+		_, err = tmpl.Render(nil, nil, env)
+		var e *Error
+		if !errors.As(err, &e) || !e.Limit || asked != 3 {
+			t.Errorf("%s: asked %d times: %v", source, asked, err)
+		}
+		env.Stop = func() bool { return false }
+		if _, err := tmpl.Render(nil, nil, env); err != nil {
+			t.Errorf("%s: %v", source, err)
+		}
+	}
+}

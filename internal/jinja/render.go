@@ -21,12 +21,16 @@ const stepBytes = 256
 // as one step.
 const scanBytes = 1024
 
+// stopEvery is after how many steps Env.Stop is asked.
+const stopEvery = 1024
+
 // Env holds the clock and the bounds of a Render. A zero field has its default.
 type Env struct {
 	Now       func() time.Time // for strftime_now; time.Now. Set it to make prompts repeatable
 	MaxOutput int              // bytes of output, and of any one text made on the way; 64 MiB
 	MaxSteps  int              // loop rounds, calls, 16 tokens run, 256 bytes of text made; 1,000,000
 	MaxDepth  int              // nested macro calls and recursive loops; 200
+	Stop      func() bool      // asked every 1,024 steps; true ends the Render. nil is never
 }
 
 // Template is a parsed template. It is immutable and safe for concurrent use.
@@ -51,7 +55,9 @@ type state struct {
 	text     []byte  // arena for small strings
 	scratch  []byte
 	captured Value // text of the block whose filters run
-	steps    int
+	steps    int   // that are left
+	stopAt   int   // steps left at which stop is asked; 0 where it is nil
+	stop     func() bool
 	maxOut   int
 	depth    int
 	maxDepth int
@@ -98,6 +104,10 @@ func (st *state) start(dst []byte, env *Env) {
 	st.maxOut = orDefault(env.MaxOutput, defaultMaxOutput)
 	st.steps = orDefault(env.MaxSteps, defaultMaxSteps)
 	st.maxDepth = orDefault(env.MaxDepth, defaultMaxDepth)
+	st.stop, st.stopAt = env.Stop, 0
+	if st.stop != nil {
+		st.stopAt = max(st.steps-stopEvery, 0)
+	}
 	if st.now = env.Now; st.now == nil {
 		st.now = time.Now
 	}
@@ -155,7 +165,7 @@ func (st *state) reset() {
 		clear(st.free[32:])
 		st.free = st.free[:32]
 	}
-	st.out, st.now, st.fr, st.captured = nil, nil, nil, Value{}
+	st.out, st.now, st.stop, st.fr, st.captured = nil, nil, nil, nil, Value{}
 }
 
 // scan counts the steps of looking at n bytes of text.
@@ -167,9 +177,19 @@ func (st *state) scan(n int) {
 
 // charge counts n steps.
 func (st *state) charge(n int) {
-	if st.steps -= n; st.steps < 0 {
+	if st.steps -= n; st.steps < st.stopAt {
+		st.checkSteps()
+	}
+}
+
+func (st *state) checkSteps() {
+	if st.steps < 0 {
 		failLimit("template takes too many steps")
 	}
+	if st.stop() {
+		failLimit("template takes too long")
+	}
+	st.stopAt = max(st.steps-stopEvery, 0)
 }
 
 // bound refuses a text of n bytes that is longer than the output may be.

@@ -42,6 +42,11 @@ const (
 	fMMProcessor
 	fSuffix
 	fParallelToolCalls
+	fTruncatePromptTokens
+	fTruncationSide
+	fKVTransfer
+	fInputIDs
+	fSessionParams
 )
 
 func fieldOf(key []byte) field {
@@ -108,6 +113,16 @@ func fieldOf(key []byte) field {
 		return fSuffix
 	case "parallel_tool_calls":
 		return fParallelToolCalls
+	case "truncate_prompt_tokens":
+		return fTruncatePromptTokens
+	case "truncation_side":
+		return fTruncationSide
+	case "kv_transfer_params":
+		return fKVTransfer
+	case "input_ids":
+		return fInputIDs
+	case "session_params":
+		return fSessionParams
 	}
 	return fNone
 }
@@ -260,6 +275,16 @@ func (v *Request) read(f field) error {
 		v.keep(&t.Suffix)
 	case fParallelToolCalls:
 		v.keep(&t.ParallelToolCalls)
+	case fTruncatePromptTokens:
+		v.keep(&t.TruncatePromptTokens)
+	case fTruncationSide:
+		v.keep(&t.TruncationSide)
+	case fKVTransfer:
+		v.keep(&t.KVTransfer)
+	case fInputIDs:
+		v.keep(&t.InputIDs)
+	case fSessionParams:
+		v.keep(&t.SessionParams)
 	}
 	return nil
 }

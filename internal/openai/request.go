@@ -81,6 +81,10 @@ type Request struct {
 		AddSpecialTokens                    Span
 		ResponseFormat, MMProcessor, Suffix Span
 		ParallelToolCalls                   Span
+		TruncatePromptTokens                Span // vLLM
+		TruncationSide                      Span // vLLM
+		KVTransfer                          Span // vLLM
+		InputIDs, SessionParams             Span // SGLang
 	}
 
 	model, streamOptions, includeUsage, hint Span

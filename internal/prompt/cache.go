@@ -1,15 +1,17 @@
 package prompt
 
-// entryOverhead is what one cached entry takes beside its token ids, in bytes.
-const entryOverhead = 160
+// entryBytes is what one cached entry takes beside its token ids and its place in the table.
+const entryBytes = 96
 
 // cache keeps engine tokens by the key of the whole canonical input, least recently
 // used out first. It has no lock of its own.
 type cache struct {
-	max, bytes int64
-	byKey      map[key]*entry
-	ring       entry // ring.next is the most recently used
-	evicted    func()
+	max     int64
+	bytes   int64 // of all that is kept
+	entries int64 // of the entries
+	byKey   table[*entry]
+	ring    entry // ring.next is the most recently used
+	evicted func()
 }
 
 type entry struct {
@@ -18,16 +20,16 @@ type entry struct {
 	prev, next *entry
 }
 
-func (e *entry) bytes() int64 { return int64(4*cap(e.tokens.IDs)) + entryOverhead }
+func (e *entry) bytes() int64 { return heldBytes(int64(4*cap(e.tokens.IDs))) + entryBytes }
 
 func newCache(max int64, evicted func()) *cache {
-	c := &cache{max: max, byKey: make(map[key]*entry), evicted: evicted}
+	c := &cache{max: max, byKey: newTable[*entry](), evicted: evicted}
 	c.ring.prev, c.ring.next = &c.ring, &c.ring
 	return c
 }
 
 func (c *cache) get(k key) (Tokens, bool) {
-	e, ok := c.byKey[k]
+	e, ok := c.byKey.get(k)
 	if !ok {
 		return Tokens{}, false
 	}
@@ -37,26 +39,29 @@ func (c *cache) get(k key) (Tokens, bool) {
 }
 
 func (c *cache) put(k key, t Tokens) {
-	if e, ok := c.byKey[k]; ok {
+	if e, ok := c.byKey.get(k); ok {
 		c.drop(e)
 	}
 	e := &entry{key: k, tokens: t}
-	if e.bytes() > c.max {
+	if e.bytes()+4*c.byKey.entryBytes() > c.max { // the table keeps room for three
 		c.evicted()
 		return
 	}
-	c.byKey[k] = e
-	c.pushFront(e)
-	for c.bytes += e.bytes(); c.bytes > c.max; {
+	for c.entries+e.bytes()+c.byKey.bytesWith(1) > c.max {
 		c.drop(c.ring.prev)
 		c.evicted()
 	}
+	c.byKey.set(k, e)
+	c.pushFront(e)
+	c.entries += e.bytes()
+	c.bytes = c.entries + c.byKey.bytes()
 }
 
 func (c *cache) drop(e *entry) {
 	c.unlink(e)
-	delete(c.byKey, e.key)
-	c.bytes -= e.bytes()
+	c.byKey.remove(e.key)
+	c.entries -= e.bytes()
+	c.bytes = c.entries + c.byKey.bytes()
 }
 
 func (c *cache) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }

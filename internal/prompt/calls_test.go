@@ -268,7 +268,9 @@ func TestEngine_BodyIsACopy(t *testing.T) {
 
 func TestCache_KeepsWithinItsBytes(t *testing.T) {
 	evicted := 0
-	c := newCache(3*(400+entryOverhead), func() { evicted++ })
+	c := newCache(0, func() { evicted++ })
+	one := (&entry{tokens: Tokens{IDs: make([]uint32, 100)}}).bytes() + c.byKey.entryBytes()
+	c.max = 3 * one
 	put := func(i uint64, n int) { c.put(key{i}, Tokens{IDs: make([]uint32, n)}) }
 	for i := range uint64(4) {
 		put(i, 100)
@@ -279,12 +281,12 @@ func TestCache_KeepsWithinItsBytes(t *testing.T) {
 		t.Errorf("evicted %d, %d of %d bytes", evicted, c.bytes, c.max)
 	}
 	put(9, 1000)
-	if has(9) || evicted != 2 || len(c.byKey) != 3 {
-		t.Errorf("an entry beyond the bound: evicted %d, %d entries", evicted, len(c.byKey))
+	if has(9) || evicted != 2 || len(c.byKey.entries) != 3 {
+		t.Errorf("an entry beyond the bound: evicted %d, %d entries", evicted, len(c.byKey.entries))
 	}
 	put(2, 50)
-	if c.bytes != c.max-200 || len(c.byKey) != 3 {
-		t.Errorf("replacing: %d bytes, %d entries", c.bytes, len(c.byKey))
+	if c.bytes != c.max-225 || len(c.byKey.entries) != 3 {
+		t.Errorf("replacing: %d bytes, %d entries", c.bytes, len(c.byKey.entries))
 	}
 }
 

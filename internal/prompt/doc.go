@@ -7,7 +7,8 @@
 //
 // Every prompt gets text blocks; tokens come on top where a source gives them within
 // the deadline. Build never fails and never waits longer than that: what it could not
-// learn is the Reason of the result, and a late answer is cached for the next turn.
+// learn is the Reason of the result, and a late answer is cached for the next turn. What
+// this process renders and tokenises itself is bounded in time, text and values (limits.go).
 //
 // There is one canonical form for every endpoint: the fields that change how the
 // engine renders, the tools, then the messages in order with their roles. Two bodies

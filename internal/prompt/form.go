@@ -133,6 +133,7 @@ func (f *form) fields(req *openai.Request, body []byte) {
 	for i, s := range [...]openai.Span{
 		t.ToolChoice, t.AddGenerationPrompt, t.ContinueFinalMessage, t.AddSpecialTokens,
 		t.ResponseFormat, t.MMProcessor, t.Suffix, t.ParallelToolCalls,
+		t.TruncatePromptTokens, t.TruncationSide, t.InputIDs, t.SessionParams,
 	} {
 		if s.Present() {
 			n++

@@ -211,9 +211,7 @@ func localBuilder(t testing.TB, cfg Config, names ...string) *Builder {
 		cfg.Now = goldenNow // a clock that stands: no deadline passes
 	}
 	for _, name := range names {
-		s := &served{name: name}
-		s.use.Store(&usable{model: loadFamily(t, name), plain: true, tools: true})
-		(*cfg.Models.list.Load())[name] = s
+		cfg.Models.useAtOnce(name, loadFamily(t, name), StyleVLLM)
 	}
 	b := New(cfg)
 	t.Cleanup(b.Close)
@@ -277,8 +275,8 @@ func TestLocal_IncrementalIsCold(t *testing.T) {
 				}
 			}
 			turns++
-			if m := b.local.memo; m.mu.bytes > m.max {
-				t.Fatalf("the memo holds %d of %d bytes", m.mu.bytes, m.max)
+			if m := b.local.memo; m.bytes() > m.max {
+				t.Fatalf("the memo holds %d of %d bytes", m.bytes(), m.max)
 			}
 			if c := b.local.mu.cache; c.bytes > c.max {
 				t.Fatalf("the cache holds %d of %d bytes", c.bytes, c.max)

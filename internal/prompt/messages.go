@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"github.com/warmroute/warmroute/internal/jinja"
@@ -20,17 +24,42 @@ const (
 	// newline, reasoning stands under both of its names, tools are whole and show what
 	// they lack as null.
 	StyleVLLM Style = iota
-	// StyleSGLang: parts are joined by a space, tools are bare functions.
+	// StyleSGLang, from 0.5.23: parts are joined by a space, tools are whole and their
+	// functions show their fields in the order of the body; a trailing reply becomes the
+	// user's, or is tokenised apart where it is continued.
 	StyleSGLang
+	styleSGLang22  // 0.5.12 to 0.5.22: a function's fields in an order of their own
+	styleSGLangOld // before 0.5.12: /v1/tokenize takes no messages, so nothing can be compared
 )
 
-// StyleOf returns the style of an engine by its name.
+// StyleOf returns the style of an engine by its name, as of the newest version.
 func StyleOf(engine string) Style {
 	if engine == "sglang" {
 		return StyleSGLang
 	}
 	return StyleVLLM
 }
+
+// At returns the style of a version of the engine, which is like 0.5.22. A version that
+// does not read so is the newest.
+func (s Style) At(version string) Style {
+	if s != StyleSGLang {
+		return s
+	}
+	var major, minor, patch int
+	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); n < 3 {
+		return s
+	}
+	switch at := [3]int{major, minor, patch}; {
+	case slices.Compare(at[:], []int{0, 5, 12}) < 0:
+		return styleSGLangOld
+	case slices.Compare(at[:], []int{0, 5, 23}) < 0:
+		return styleSGLang22
+	}
+	return s
+}
+
+func (s Style) sglang() bool { return s != StyleVLLM }
 
 // converter makes a template's variables of one request. Strings point into the body or
 // into its own memory, so it must outlive the rendering.
@@ -42,6 +71,9 @@ type converter struct {
 	r     openai.Reader
 	text  []byte // what was unescaped; only ever appended to
 	tag   bool   // the message ends with continueTag
+
+	prefix string // SGLang: of a reply, tokenised behind the rest
+	orjson bool   // JSON is read as SGLang reads a call's arguments
 }
 
 // errMedia says that a message holds more than text.
@@ -49,6 +81,9 @@ var errMedia = errors.New("a message holds an image, audio or file")
 
 // messages returns the conversation as the template reads it.
 func (c *converter) messages() (jinja.Value, error) {
+	if c.style.sglang() {
+		return c.sglangMessages()
+	}
 	list := make([]jinja.Value, 0, len(c.req.Messages))
 	for i := range c.req.Messages {
 		c.tag = i == len(c.req.Messages)-1 && c.continued()
@@ -72,10 +107,8 @@ func (c *converter) message(m *openai.Message) (jinja.Value, error) {
 		o = c.others(m)
 	}
 	d := jinja.NewDict(7)
-	if c.style == StyleVLLM {
-		if err := c.into(d, "thinking", o.reasoning); err != nil {
-			return jinja.Value{}, err
-		}
+	if err := c.into(d, "thinking", o.reasoning); err != nil {
+		return jinja.Value{}, err
 	}
 	d.Set("role", jinja.String(m.Role))
 	content, err := c.content(m.Content, c.parts && m.Role != "tool")
@@ -86,10 +119,7 @@ func (c *converter) message(m *openai.Message) (jinja.Value, error) {
 	if err := c.toolCalls(d, o.calls); err != nil {
 		return jinja.Value{}, err
 	}
-	members := []named{{"reasoning", o.reasoning}, {"reasoning_content", o.reasoning}, {"tool_call_id", o.id}, {"name", o.name}, {"tools", o.tools}}
-	if c.style == StyleSGLang {
-		members = members[1:4]
-	}
+	members := [...]named{{"reasoning", o.reasoning}, {"reasoning_content", o.reasoning}, {"tool_call_id", o.id}, {"name", o.name}, {"tools", o.tools}}
 	for _, x := range members {
 		if err := c.into(d, x.name, x.value); err != nil {
 			return jinja.Value{}, err
@@ -151,11 +181,17 @@ func (c *converter) content(s openai.Span, parts bool) (jinja.Value, error) {
 	if parts {
 		return c.contentParts(s)
 	}
+	text, err := c.plain(s)
+	return jinja.String(text), err
+}
+
+// plain returns a message's text as one string.
+func (c *converter) plain(s openai.Span) (string, error) {
 	if s.Present() && c.body[s.Start] == '"' && !c.tag {
-		return jinja.String(c.unescaped(c.body[s.Start+1 : s.End-1])), nil
+		return c.unescaped(c.body[s.Start+1 : s.End-1]), nil
 	}
 	sep := byte('\n')
-	if c.style == StyleSGLang {
+	if c.style.sglang() {
 		sep = ' '
 	}
 	start := len(c.text)
@@ -169,7 +205,7 @@ func (c *converter) content(s openai.Span, parts bool) (jinja.Value, error) {
 	if c.tag {
 		c.text = append(c.text, continueTag...)
 	}
-	return jinja.String(asString(c.text[start:])), err
+	return asString(c.text[start:]), err
 }
 
 func (c *converter) contentParts(s openai.Span) (jinja.Value, error) {
@@ -209,14 +245,20 @@ func (c *converter) eachPart(s openai.Span, f func(raw []byte)) error {
 	for r.Elem() {
 		if r.Peek() == '"' {
 			raw, _ := r.String()
-			f(raw)
+			if f(raw); c.style.sglang() {
+				return errPart
+			}
 			continue
 		}
 		var text []byte
-		found := false
+		found, typed := false, false
 		r.Object()
 		for key, ok := r.Key(); ok; key, ok = r.Key() {
 			switch string(key) {
+			case "type":
+				here := r.Skip()
+				typed = string(here.Of(c.body)) == `"text"`
+				continue
 			case "text", "refusal", "thinking":
 				if r.Peek() == '"' {
 					text, _ = r.String()
@@ -225,6 +267,9 @@ func (c *converter) eachPart(s openai.Span, f func(raw []byte)) error {
 				}
 			}
 			r.Skip()
+		}
+		if c.style.sglang() && (!typed || !found) {
+			return errPart
 		}
 		if found {
 			f(text)
@@ -256,6 +301,9 @@ func (c *converter) members(d *jinja.Dict, s openai.Span) error {
 	r.Object()
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
 		name := string(key)
+		if name == "reasoning_effort" && c.style.sglang() && r.Null() {
+			continue // SGLang takes it out
+		}
 		v, err := c.read(r)
 		if err != nil {
 			return err
@@ -311,7 +359,46 @@ func (c *converter) read(r *openai.Reader) (jinja.Value, error) {
 	if err := r.Err(); err != nil {
 		return jinja.Value{}, err
 	}
-	return jinja.Number(string(raw))
+	return c.number(string(raw))
+}
+
+// number reads a number as Python's json.loads does, or orjson.
+func (c *converter) number(raw string) (jinja.Value, error) {
+	switch raw {
+	case "NaN":
+		return jinja.Float(math.NaN()), c.notOrjson()
+	case "Infinity":
+		return jinja.Float(math.Inf(1)), c.notOrjson()
+	case "-Infinity":
+		return jinja.Float(math.Inf(-1)), c.notOrjson()
+	}
+	if c.orjson {
+		if f, err := strconv.ParseFloat(raw, 64); err != nil || !fits64(raw) {
+			if err != nil {
+				err = errArguments
+			}
+			return jinja.Float(f), err
+		}
+	}
+	return jinja.Number(raw)
+}
+
+func (c *converter) notOrjson() error {
+	if c.orjson {
+		return errArguments
+	}
+	return nil
+}
+
+// fits64 tells whether a number is a fraction or fits 64 bits: orjson makes a float of
+// another int.
+func fits64(raw string) bool {
+	if strings.ContainsAny(raw, ".eE") {
+		return true
+	}
+	_, err := strconv.ParseInt(raw, 10, 64)
+	_, uerr := strconv.ParseUint(raw, 10, 64)
+	return err == nil || uerr == nil
 }
 
 // unescaped returns the text of a raw JSON string.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/warmroute/warmroute/internal/jinja"
@@ -25,6 +27,7 @@ type Model struct {
 	tok      *tokenizer.Tokenizer
 	template *jinja.Template
 	tools    *jinja.Template // for requests with tools, where the model has another
+	parts    bool            // SGLang hands lists of parts to the template
 	before   []uint32        // what the post-processor puts before a text: BOS
 	after    []uint32        // and behind it
 }
@@ -45,7 +48,7 @@ func LoadModel(dir string) (*Model, error) {
 		}
 		switch t.Name {
 		case "default":
-			m.template = parsed
+			m.template, m.parts = parsed, sglangParts(t.Source, parsed)
 		case "tool_use":
 			m.tools = parsed
 		}
@@ -62,6 +65,7 @@ var errNoTemplate = errors.New("the model has no chat template")
 type rendering struct {
 	c    converter
 	text []byte
+	stop func() bool // ends a rendering that takes too long; nil is never
 }
 
 var renderings = sync.Pool{New: func() any { return new(rendering) }}
@@ -74,14 +78,23 @@ func (r *rendering) free() {
 		return
 	}
 	r.c = converter{text: r.c.text[:0]}
-	r.text = r.text[:0]
+	r.text, r.stop = r.text[:0], nil
 	renderings.Put(r)
+}
+
+// grow makes room for a text of about n bytes at once: what grows by and by takes five
+// times its bytes.
+func (r *rendering) grow(n int, body []byte) {
+	r.text = slices.Grow(r.text, n+n/16+4096)
+	if bytes.IndexByte(body, '\\') >= 0 {
+		r.c.text = slices.Grow(r.c.text, n)
+	}
 }
 
 // render appends the prompt's text to r.text.
 func (m *Model) render(r *rendering, req *openai.Request, body []byte, style Style) error {
 	err := m.renderText(r, req, body, style)
-	if err == nil && !utf8.Valid(r.text) {
+	if err == nil && (!utf8.Valid(r.text) || !utf8.ValidString(r.c.prefix)) {
 		err = errNotUTF8
 	}
 	return err
@@ -99,22 +112,35 @@ func (m *Model) renderText(r *rendering, req *openai.Request, body []byte, style
 		r.text = openai.Unescape(r.text, body[s.Start+1:s.End-1])
 		return nil
 	}
+	r.c.style, r.c.body, r.c.req = style, body, req
+	tools, some, err := r.c.tools(false)
+	if err != nil {
+		return err
+	}
 	template := m.template
-	if req.Tools && m.tools != nil {
+	if some && m.tools != nil {
 		template = m.tools
 	}
 	if template == nil {
 		return errNoTemplate
 	}
-	r.c.style, r.c.parts, r.c.body, r.c.req = style, template.ReadsParts(), body, req
-	vars, err := m.vars(&r.c)
+	if r.c.parts = template.ReadsParts(); style.sglang() {
+		r.c.parts = m.parts
+	}
+	vars, err := m.vars(&r.c, tools)
 	if err != nil {
 		return err
 	}
-	if r.text, err = template.Render(r.text, vars, &jinja.Env{Now: m.Now, MaxSteps: maxSteps}); err != nil {
-		return err
+	env := &jinja.Env{Now: m.Now, MaxSteps: maxSteps, MaxOutput: maxOutput(body), Stop: r.stop}
+	text, err := template.Render(r.text, vars, env)
+	if err != nil && some && style.sglang() { // SGLang tries it again with bare functions
+		if tools, _, err = r.c.tools(true); err != nil {
+			return err
+		}
+		vars.Set("tools", tools)
+		text, err = template.Render(r.text, vars, env)
 	}
-	if r.c.continued() {
+	if r.text = text; err == nil && r.c.continued() && !style.sglang() {
 		r.text, err = cutContinued(r.text)
 	}
 	return err
@@ -124,8 +150,11 @@ func (m *Model) renderText(r *rendering, req *openai.Request, body []byte, style
 // templates whose work is quadratic about 550,000; a step takes 60 to 300 ns.
 const maxSteps = 600_000
 
+// maxOutput bounds a rendering's text: templates print little beside what a body holds.
+func maxOutput(body []byte) int { return 4*len(body) + 1<<20 }
+
 // vars are the template's variables in the order of transformers' apply_chat_template.
-func (m *Model) vars(c *converter) (*jinja.Dict, error) {
+func (m *Model) vars(c *converter, tools jinja.Value) (*jinja.Dict, error) {
 	t := &c.req.Template
 	d := jinja.NewDict(16)
 	for _, s := range m.tok.Config().SpecialTokens {
@@ -142,16 +171,18 @@ func (m *Model) vars(c *converter) (*jinja.Dict, error) {
 		return nil, err
 	}
 	d.Set("messages", messages)
-	tools, err := c.tools()
-	if err != nil {
-		return nil, err
-	}
 	d.Set("tools", tools)
-	d.Set("documents", jinja.None())
+	if _, ok := d.Get("documents"); !ok {
+		d.Set("documents", jinja.None())
+	}
+	if c.style.sglang() { // its chat requests have neither documents nor this
+		d.Set("add_generation_prompt", jinja.Bool(true))
+		return d, nil
+	}
 	if err := c.into(d, "documents", t.Documents); err != nil {
 		return nil, err
 	}
-	generate := string(t.AddGenerationPrompt.Of(c.body)) != "false" || c.style == StyleSGLang
+	generate := string(t.AddGenerationPrompt.Of(c.body)) != "false"
 	d.Set("add_generation_prompt", jinja.Bool(generate && !c.continued()))
 	return d, nil
 }
@@ -176,28 +207,34 @@ func cutContinued(text []byte) ([]byte, error) {
 	if bytes.HasPrefix(text[at:], []byte(continueTag)) {
 		return text[:at], nil
 	}
-	return bytes.TrimRight(text[:at], " \t\n\r\v\f"), nil
+	return bytes.TrimRightFunc(text[:at], pythonSpace), nil
 }
+
+// pythonSpace tells what Python's str.strip removes: Unicode's white space and the four
+// separators U+001C to U+001F.
+func pythonSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
 
 // Tokenize returns the token ids of a request's prompt as an engine of that style has
 // them. Errors do not quote the prompt, except what a template raises.
 func (m *Model) Tokenize(kind openai.Kind, body []byte, style Style) ([]uint32, error) {
 	var ids []uint32
-	err := m.rendered(kind, body, style, func(req *openai.Request, text []byte) {
-		before, after := m.frame(req, body)
+	err := m.rendered(kind, body, style, func(req *openai.Request, text []byte, prefix string) {
+		before, after := m.frame(req, body, style)
 		ids = append(m.tok.Encode(append(ids, before...), text), after...)
+		ids = m.appendPrefix(ids, prefix)
 	})
 	return ids, err
 }
 
 // Render returns the text of a request's prompt.
 func (m *Model) Render(kind openai.Kind, body []byte, style Style) (text string, err error) {
-	err = m.rendered(kind, body, style, func(_ *openai.Request, b []byte) { text = string(b) })
+	err = m.rendered(kind, body, style, func(_ *openai.Request, b []byte, prefix string) { text = string(b) + prefix })
 	return text, err
 }
 
-// rendered calls f with a request and its prompt's text, which is valid during the call.
-func (m *Model) rendered(kind openai.Kind, body []byte, style Style, f func(req *openai.Request, text []byte)) error {
+// rendered calls f with a request and its prompt's text, which is valid during the call;
+// prefix is the part of it that is tokenised apart.
+func (m *Model) rendered(kind openai.Kind, body []byte, style Style, f func(req *openai.Request, text []byte, prefix string)) error {
 	var req openai.Request
 	if err := openai.ParseRequest(kind, body, &req); err != nil {
 		return err
@@ -207,7 +244,7 @@ func (m *Model) rendered(kind openai.Kind, body []byte, style Style, f func(req 
 	if err := m.render(r, &req, body, style); err != nil {
 		return err
 	}
-	f(&req, r.text)
+	f(&req, r.text, r.c.prefix)
 	return nil
 }
 
@@ -234,10 +271,10 @@ func (m *Model) EOS() (id uint32, ok bool) {
 }
 
 // frame returns what stands around a request's text: nothing in a chat, whose template
-// prints its own, unless the request says otherwise.
-func (m *Model) frame(req *openai.Request, body []byte) (before, after []uint32) {
+// prints its own, unless the request says otherwise, which SGLang does not read.
+func (m *Model) frame(req *openai.Request, body []byte, style Style) (before, after []uint32) {
 	special := req.Kind == openai.Completions
-	if s := req.Template.AddSpecialTokens; s.Present() {
+	if s := req.Template.AddSpecialTokens; s.Present() && !style.sglang() {
 		special = string(s.Of(body)) == "true"
 	}
 	if !special {

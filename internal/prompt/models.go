@@ -1,8 +1,8 @@
 package prompt
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -20,12 +20,13 @@ import (
 const (
 	// maxServed bounds the models that are known by name.
 	maxServed = 1024
-	// checkAgain is how often a model that is in use is compared with its engine.
-	checkAgain = 10 * time.Minute
-	// tryAgain is how soon files that could not be had are looked for again.
-	tryAgain = time.Minute
-	// checkTimeout bounds one call of the engine in a comparison.
-	checkTimeout = 5 * time.Second
+	// maxOrigins bounds the paths and ids that workers name for the files of one model.
+	maxOrigins = 4
+	// goneAfter is how long a style counts that no worker has said to serve a model with,
+	// while workers of another style do.
+	goneAfter = 2 * time.Minute
+	// forgetAfter is how long a model is known that no worker has said to serve.
+	forgetAfter = time.Hour
 )
 
 // ModelsConfig says where tokenizer files are; zero values are the defaults.
@@ -42,38 +43,42 @@ type ModelsConfig struct {
 }
 
 // Models are the models for which this process makes tokens itself. A model is used once
-// its files are loaded and its tokens are those of the engine, as far as that can tell.
-// Safe for concurrent use; a nil *Models has none.
+// its files are loaded, for the requests whose tokens are those of the engine, as far as
+// that can tell. Safe for concurrent use; a nil *Models has none.
 type Models struct {
 	cfg     ModelsConfig
 	metrics *modelMetrics
 	wake    chan struct{}
-	list    atomic.Pointer[map[string]*served] // by name; replaced with mu held
+	loads   chan struct{}                        // holds one for each directory that is being read
+	list    atomic.Pointer[map[string][]*served] // by name, then style; replaced with mu held
 	mu      struct {
 		sync.Mutex
-		loaded map[string]*Model // by directory: names may share one
+		loaded map[string]*files // by real directory: models may share one
+		busy   int               // models that are being refreshed
 	}
 }
 
-// served is one model under the name that requests use.
+// served is one model under the name that requests use, as the workers of one style have
+// it.
 type served struct {
-	name string
-	use  atomic.Pointer[usable]
+	name    string
+	style   Style
+	use     atomic.Pointer[usable]
+	offered atomic.Int64 // when a worker last said that it serves it, unix ns
 
 	// Of Models.mu.
-	root  string
-	style Style
-	due   time.Time // of the next attempt or comparison
+	origins []*origin // the one in use first
+	due     time.Time
+	busy    bool // it is being refreshed, and
+	again   bool // must be once more
+	fails   int  // in a row
 }
 
-// usable is a model and what is known of its tokens.
-type usable struct {
-	model        *Model // nil where there is none
-	style        Style
-	plain, tools bool // tokens of requests without and with tools are those of the engine
-	compared     bool // the engine said so
-	why          string
-	degraded     bool // somebody should look at it
+// origin is where a model's files may be.
+type origin struct {
+	ref string
+	dir string  // the real directory of ref, of Models.mu
+	use *usable // what was found there; of who refreshes the model
 }
 
 // NewModels returns a Models that knows no model yet. Run does the work.
@@ -81,9 +86,9 @@ func NewModels(cfg ModelsConfig) *Models {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	m := &Models{cfg: cfg, metrics: newModelMetrics(cfg.Registerer), wake: make(chan struct{}, 1)}
-	m.mu.loaded = make(map[string]*Model)
-	m.list.Store(&map[string]*served{})
+	m := &Models{cfg: cfg, metrics: newModelMetrics(cfg.Registerer), wake: make(chan struct{}, 1), loads: make(chan struct{}, loadsAtOnce)}
+	m.mu.loaded = make(map[string]*files)
+	m.list.Store(&map[string][]*served{})
 	return m
 }
 
@@ -93,10 +98,7 @@ func (m *Models) Offer(name, root string, style Style) {
 	if m == nil {
 		return
 	}
-	ref, set := m.cfg.Paths[name]
-	if !set {
-		ref, set = m.cfg.Paths["*"]
-	}
+	ref, set := m.configured(name)
 	if !set && strings.Contains(root, "/") { // a bare name says nothing of where files are
 		ref = root
 	}
@@ -105,60 +107,94 @@ func (m *Models) Offer(name, root string, style Style) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := (*m.list.Load())[name]
-	switch {
-	case s == nil:
-		if s = m.addLocked(name); s == nil {
-			return
-		}
-	case s.style != style:
-	case s.root == ref:
+	s := m.servedLocked(name, style)
+	if s == nil {
 		return
-	case !set:
-		if u := s.use.Load(); u.model != nil && !u.degraded {
-			return // another worker has the same model at another place
-		}
 	}
-	s.root, s.style, s.due = ref, style, time.Time{}
+	s.offered.Store(time.Now().UnixNano())
+	if slices.ContainsFunc(s.origins, func(p *origin) bool { return p.ref == ref }) {
+		return
+	}
+	full := len(s.origins) == maxOrigins
+	if full {
+		s.origins = slices.Delete(s.origins, 1, 2)
+	}
+	s.origins = append(s.origins, &origin{ref: ref})
+	if u := s.use.Load(); full || u.model != nil && !u.degraded {
+		return // it waits for its turn: the model has a place that works, or many that do not
+	}
+	s.due, s.again = time.Time{}, true
+	m.poke()
+}
+
+// configured returns what Config.Paths says of a model.
+func (m *Models) configured(name string) (ref string, set bool) {
+	if ref, set = m.cfg.Paths[name]; !set {
+		ref, set = m.cfg.Paths["*"]
+	}
+	return ref, set
+}
+
+// poke makes Run look for work.
+func (m *Models) poke() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-// addLocked adds a name; nil where there are too many.
-func (m *Models) addLocked(name string) *served {
+// servedLocked returns a model of a style, a new one where there is none, and nil where
+// there are too many.
+func (m *Models) servedLocked(name string, style Style) *served {
 	list := *m.list.Load()
-	if len(list) >= maxServed {
+	for _, s := range list[name] {
+		if s.style == style {
+			return s
+		}
+	}
+	if len(list) >= maxServed && list[name] == nil {
 		return nil
 	}
-	s := &served{name: name}
+	s := &served{name: name, style: style}
 	s.use.Store(&usable{why: "its tokenizer is being loaded"})
 	next := maps.Clone(list)
-	next[name] = s
+	next[name] = append(slices.Clone(list[name]), s)
+	slices.SortFunc(next[name], func(a, b *served) int { return cmp.Compare(a.style, b.style) })
 	m.list.Store(&next)
 	return s
 }
 
-// of returns the model to make a request's tokens with, or why there is none.
-func (m *Models) of(name string, req *openai.Request) (*usable, string) {
+// current returns a model in the styles that its workers have.
+func (m *Models) current(name string) []*served {
+	all := (*m.list.Load())[name]
+	if len(all) < 2 {
+		return all
+	}
+	last := int64(0)
+	for _, s := range all {
+		last = max(last, s.offered.Load())
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(s *served) bool { return last-s.offered.Load() > int64(goneAfter) })
+}
+
+// of returns the model to make a request's tokens with, or why there is none. Where
+// workers of several styles serve it, the first style counts whose tokens are right.
+func (m *Models) of(name string, req *openai.Request) (u *usable, why string) {
 	if m == nil {
 		return nil, ""
 	}
-	s := (*m.list.Load())[name]
-	if s == nil {
-		return nil, ""
+	for _, s := range m.current(name) {
+		u := s.use.Load()
+		switch off := u.off[classOf(req)]; {
+		case u.model == nil:
+			why = cmp.Or(why, u.why)
+		case off != "":
+			why = cmp.Or(why, off)
+		default:
+			return u, ""
+		}
 	}
-	u := s.use.Load()
-	switch {
-	case u.model == nil:
-		return nil, u.why
-	case req.Tools && !u.tools || !req.Tools && !u.plain:
-		return nil, u.why
-	case req.Template.ChatTemplate.Present():
-		return nil, "the request brings its own chat template"
-	}
-	return u, ""
+	return nil, why
 }
 
 // Degraded says which models have tokenizer files that are of no use, and why.
@@ -167,13 +203,15 @@ func (m *Models) Degraded() []string {
 		return nil
 	}
 	var out []string
-	for name, s := range *m.list.Load() {
-		if u := s.use.Load(); u.degraded {
-			out = append(out, fmt.Sprintf("model %s: %s", name, u.why))
+	for name := range *m.list.Load() {
+		for _, s := range m.current(name) {
+			if u := s.use.Load(); u.degraded {
+				out = append(out, fmt.Sprintf("model %s: %s", name, u.why))
+			}
 		}
 	}
 	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }
 
 // Describe says where a model's tokens come from; "" where there are no files for it.
@@ -181,235 +219,19 @@ func (m *Models) Describe(name string) string {
 	if m == nil {
 		return ""
 	}
-	s := (*m.list.Load())[name]
-	if s == nil {
-		return ""
+	var u *usable
+	for _, s := range m.current(name) {
+		if v := s.use.Load(); u == nil || v.better(u) {
+			u = v
+		}
 	}
-	u := s.use.Load()
 	switch {
+	case u == nil:
+		return ""
 	case u.model == nil:
 		return "not local: " + u.why
-	case u.plain && u.tools && u.why == "":
+	case u.why == "" && u.note == "":
 		return "local, compared with the engine: " + u.model.dir
 	}
-	return "local: " + u.model.dir + ": " + u.why
-}
-
-// Run loads models and compares their tokens with those of engine until ctx ends.
-func (m *Models) Run(ctx context.Context, engine Source) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-m.wake:
-		case <-timer.C:
-		}
-		for ctx.Err() == nil {
-			s, root, style := m.next()
-			if s == nil {
-				break
-			}
-			again := m.refresh(ctx, s, root, style, engine)
-			m.mu.Lock()
-			if s.root == root && s.style == style {
-				s.due = time.Now().Add(again)
-			}
-			m.mu.Unlock()
-		}
-		timer.Reset(m.untilDue())
-	}
-}
-
-// next returns a model that is due.
-func (m *Models) next() (s *served, root string, style Style) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, s := range *m.list.Load() {
-		if !s.due.After(time.Now()) {
-			return s, s.root, s.style
-		}
-	}
-	return nil, "", 0
-}
-
-func (m *Models) untilDue() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d := checkAgain
-	for _, s := range *m.list.Load() {
-		d = min(d, time.Until(s.due))
-	}
-	return max(d, 0)
-}
-
-// refresh loads a model if need be and compares it. It returns when to do it again.
-func (m *Models) refresh(ctx context.Context, s *served, ref string, style Style, engine Source) time.Duration {
-	old := s.use.Load()
-	model, err := m.load(ctx, ref)
-	if ctx.Err() != nil {
-		return 0
-	}
-	if err != nil {
-		m.put(s, &usable{why: shorten(err.Error()), degraded: m.cfg.Paths[s.name] != "" || m.cfg.Paths["*"] != ""})
-		return tryAgain
-	}
-	u := m.compare(ctx, s.name, model, style, engine)
-	if ctx.Err() != nil {
-		return 0
-	}
-	again := checkAgain
-	if !u.compared {
-		again = tryAgain
-		if (old.compared || old.degraded) && !u.degraded && old.model == model && old.style == style {
-			u = old // what was found holds
-		}
-	}
-	m.put(s, u)
-	return again
-}
-
-// put replaces what is known of a model and says so once.
-func (m *Models) put(s *served, u *usable) {
-	old := s.use.Swap(u)
-	m.metrics.local.WithLabelValues(s.name).Set(boolValue(u.model != nil && u.plain))
-	if old.why == u.why && old.model == u.model && old.plain == u.plain && old.tools == u.tools {
-		return
-	}
-	switch {
-	case u.model == nil && u.degraded:
-		m.cfg.Logger.Warn("model has no local tokenizer: its prompts are tokenized by the engine, else known as text", "model", s.name, "reason", u.why)
-	case u.model == nil:
-		m.cfg.Logger.Info("model has no local tokenizer: its prompts are tokenized by the engine, else known as text", "model", s.name, "reason", u.why)
-	case u.degraded:
-		m.cfg.Logger.Error("local tokens are not those of the engine: the engine's are used", "model", s.name, "dir", u.model.dir, "difference", u.why)
-	default:
-		m.cfg.Logger.Info("model is tokenized here", "model", s.name, "dir", u.model.dir, "vocabulary", u.model.tok.VocabSize(),
-			"memory_bytes", u.model.tok.Bytes(), "note", u.why)
-	}
-}
-
-func boolValue(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-var errNoFinder = errors.New("no tokenizer files are looked for")
-
-func (m *Models) load(ctx context.Context, ref string) (*Model, error) {
-	if m.cfg.Find == nil {
-		return nil, errNoFinder
-	}
-	dir, err := m.cfg.Find(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	model := m.mu.loaded[dir]
-	m.mu.Unlock()
-	if model != nil {
-		return model, nil
-	}
-	from := time.Now()
-	if model, err = LoadModel(dir); err != nil {
-		return nil, err
-	}
-	model.Now = m.cfg.Now
-	m.metrics.load.Observe(time.Since(from).Seconds())
-	m.mu.Lock()
-	m.mu.loaded[dir] = model
-	m.mu.Unlock()
-	return model, nil
-}
-
-// check is one request whose tokens are compared.
-type check struct {
-	name  string
-	kind  openai.Kind
-	tools bool
-	body  string // behind {"model":…,
-}
-
-// checks cover what templates and tokenizers differ in. They hold no user's text.
-var checks = []check{
-	{"a completion", openai.Completions, false, `"prompt":"The quick brown fox, 12345 times:\n\n\tfunc main() {}  // ünïcödé 你好 🙂"}`},
-	{"one message", openai.Chat, false, `"messages":[{"role":"user","content":"Hello, world! It's 2024."}]}`},
-	{"a system message", openai.Chat, false, `"messages":[{"role":"system","content":"You are terse.\n"},{"role":"user","content":" Why?  "}]}`},
-	{"a conversation", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":"two\n\n"},{"role":"user","content":[{"type":"text","text":"three"},{"type":"text","text":"four"}]},{"role":"assistant","content":"five"},{"role":"user","content":"six"}]}`},
-	{"reasoning in history", openai.Chat, false, `"messages":[{"role":"user","content":"one"},{"role":"assistant","reasoning":"hm","reasoning_content":"hm","content":"two"},{"role":"user","content":"three"}]}`},
-	{"tools", openai.Chat, true, `"messages":[{"role":"user","content":"weather?"}],"tools":[` + checkTool + `]}`},
-	{"a tool call", openai.Chat, true, `"messages":[{"role":"user","content":"weather?"},{"role":"assistant","content":"","tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"get_weather","arguments":"{\"city\": \"Zürich\", \"days\": 3}"}}]},{"role":"tool","tool_call_id":"abcdefghi","content":"{\"temp\": 1.5}"}],"tools":[` + checkTool + `]}`},
-}
-
-const checkTool = `{"type":"function","function":{"name":"get_weather","description":"Current weather","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","default":1}},"required":["city"]}}}`
-
-// compare tokenises the checks here and on the engine.
-func (m *Models) compare(ctx context.Context, name string, model *Model, style Style, engine Source) *usable {
-	u := &usable{model: model, style: style, plain: true, tools: true}
-	asked, unasked := 0, 0
-	for _, c := range checks {
-		body := append(openai.AppendString([]byte(`{"model":`), name), ',')
-		body = append(body, c.body...)
-		ours, err := model.Tokenize(c.kind, body, style)
-		call, cancel := context.WithTimeout(ctx, checkTimeout)
-		theirs, engineErr := engine.Tokenize(call, name, c.kind, body)
-		cancel()
-		var difference string
-		switch {
-		case engineErr != nil && err != nil:
-			continue // both refuse it
-		case engineErr != nil:
-			m.metrics.checks.WithLabelValues("unasked").Inc()
-			unasked++
-			continue
-		case err != nil:
-			difference = err.Error()
-		default:
-			difference = differ(model, ours, theirs.IDs)
-		}
-		asked++
-		if difference == "" {
-			m.metrics.checks.WithLabelValues("equal").Inc()
-			continue
-		}
-		m.metrics.checks.WithLabelValues("different").Inc()
-		u.degraded = true
-		u.tools = false
-		if !c.tools {
-			u.plain = false
-		}
-		if u.why == "" {
-			u.why = fmt.Sprintf("%s: %s", c.name, difference)
-		}
-	}
-	u.compared = asked > 0 && unasked == 0
-	switch {
-	case u.compared || u.degraded: // a difference is one, whatever was not asked
-	case asked == 0:
-		u.why = "the engine cannot be asked for tokens: not compared"
-	default:
-		u.why = fmt.Sprintf("the engine could not be asked for %d of %d requests: not compared in full", unasked, len(checks))
-	}
-	return u
-}
-
-// differ tells the first difference of two token sequences; "" where there is none.
-func differ(m *Model, ours, theirs []uint32) string {
-	if slices.Equal(ours, theirs) {
-		return ""
-	}
-	at := 0
-	for at < len(ours) && at < len(theirs) && ours[at] == theirs[at] {
-		at++
-	}
-	token := func(ids []uint32) string {
-		if at >= len(ids) {
-			return "none"
-		}
-		return fmt.Sprintf("%d %q", ids[at], m.tok.Decode(nil, ids[at:at+1]))
-	}
-	return strings.ToValidUTF8(fmt.Sprintf("token %d of %d is %s here and %s of %d on the engine", at, len(ours), token(ours), token(theirs), len(theirs)), "�")
+	return "local: " + u.model.dir + ": " + cmp.Or(u.why, u.note)
 }

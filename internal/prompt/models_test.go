@@ -22,7 +22,15 @@ type modelEngine struct {
 	style Style
 	calls int
 
-	noChat bool // only completions are answered
+	noChat bool                   // only completions are answered
+	others map[Style]*modelEngine // engines of other styles
+}
+
+func (e *modelEngine) styled(s Style) Source {
+	if other := e.others[s]; other != nil {
+		return other
+	}
+	return e
 }
 
 func (e *modelEngine) Tokenize(_ context.Context, _ string, kind openai.Kind, body []byte) (Tokens, error) {
@@ -77,6 +85,13 @@ func changed(t *testing.T, family, old, new string) *Model {
 	return out
 }
 
+// useAtOnce makes a model usable without loading and comparing.
+func (m *Models) useAtOnce(name string, model *Model, style Style) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.servedLocked(name, style).use.Store(&usable{model: model, style: style})
+}
+
 // withModels runs Models in a bubble with an engine.
 func withModels(t *testing.T, cfg ModelsConfig, e *modelEngine, f func(m *Models)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -92,7 +107,7 @@ func withModels(t *testing.T, cfg ModelsConfig, e *modelEngine, f func(m *Models
 		m := NewModels(cfg)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
-		go func() { done <- m.Run(ctx, e) }()
+		go func() { done <- m.Run(ctx, e.styled) }()
 		f(m)
 		cancel()
 		if err := <-done; err != nil {
@@ -136,8 +151,8 @@ func TestModels_AreUsedOnceTheyAreTheEngines(t *testing.T) {
 			t.Errorf("%q", d)
 		}
 		calls := e.asked()
-		if calls != len(checks) {
-			t.Errorf("%d calls of the engine for %d checks", calls, len(checks))
+		if calls != len(checksOf(StyleVLLM)) {
+			t.Errorf("%d calls of the engine for %d checks", calls, len(checksOf(StyleVLLM)))
 		}
 		time.Sleep(checkAgain + time.Second)
 		if n := e.asked(); n != 2*calls {
@@ -256,7 +271,7 @@ func TestModels_NilHasNone(t *testing.T) {
 func TestLocal_ReasonsQuoteNothing(t *testing.T) {
 	b := localBuilder(t, Config{}, "qwen3")
 	m := changed(t, "qwen3", "{%- macro turn(role, body) -%}", "{{ raise_exception('no: ' ~ messages[0].content) }}{%- macro turn(role, body) -%}")
-	(*b.cfg.Models.list.Load())["qwen3"].use.Store(&usable{model: m, plain: true, tools: true})
+	b.cfg.Models.useAtOnce("qwen3", m, StyleVLLM)
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"CANARY"}]}`)
 	var req openai.Request
 	if err := openai.ParseRequest(openai.Chat, body, &req); err != nil {
@@ -279,7 +294,7 @@ func TestModels_AnotherPlaceOfTheSameModel(t *testing.T) {
 			m.Offer("m", "/models/on/another/machine", StyleVLLM)
 			synctest.Wait()
 		}
-		if p := m.ask(t, "m", false); p.Source != kv.SourceLocal || e.asked() != len(checks) {
+		if p := m.ask(t, "m", false); p.Source != kv.SourceLocal || e.asked() != len(checksOf(StyleVLLM)) {
 			t.Errorf("source %v after %d calls: %s", p.Source, e.asked(), p.Reason)
 		}
 	})

@@ -184,44 +184,68 @@ func (b *Builder) fillTokens(ctx context.Context, a *ask) (why reason) {
 
 // ask gets the tokens from this process, else from the engine.
 func (b *Builder) ask(ctx context.Context, a *ask) reason {
-	var why reason
+	var local reason
 	if a.local != nil {
-		if why = b.fromLocal(a); a.p.Source == kv.SourceLocal {
-			return why
-		}
-		a.f.build(a.req, a.body, a.src != nil, a.model, a.p.Namespace.LoRA, a.p.Namespace.Salt)
-	}
-	if a.src != nil {
-		return b.fromEngine(ctx, a)
-	}
-	if a.local == nil {
-		why = reason{"no_tokenizer", "no tokenizer for this model and none on its workers"}
-		if a.whyNot != "" {
-			why.text = "no tokenizer on this model's workers, and no local one: " + a.whyNot
+		if local = b.fromLocal(a); a.p.Source == kv.SourceLocal {
+			return local
 		}
 	}
-	return why
+	if a.src == nil {
+		if a.local == nil {
+			local = reason{"no_tokenizer", "no tokenizer for this model and none on its workers"}
+			if a.whyNot != "" {
+				local.text = "no tokenizer on this model's workers, and no local one: " + a.whyNot
+			}
+		}
+		return local
+	}
+	if a.local != nil {
+		a.f.build(a.req, a.body, true, a.model, a.p.Namespace.LoRA, a.p.Namespace.Salt)
+	}
+	engine := b.fromEngine(ctx, a)
+	switch {
+	case engine.text == "":
+		return local
+	case local.text != "":
+		engine.text = local.text + "; " + engine.text
+	}
+	return engine
 }
 
-// localDeadline bounds the time that one request's tokens may take in this process.
-const localDeadline = 20 * time.Millisecond
-
 // fromLocal renders and tokenises here. Past the deadline the tokens so far are the
-// prompt's identity: an exact prefix.
+// prompt's identity, an exact prefix, where they stand for half of it at least.
 func (b *Builder) fromLocal(a *ask) reason {
 	p, m := a.p, a.local.model
+	if what := tooMuch(a.req, a.body, len(a.f.text)); what != "" {
+		return reason{"deadline", "no local tokens: " + what}
+	}
 	from := b.cfg.Now()
+	deadline := from.Add(localDeadline)
+	if why := m.inexact(a.req, a.body, a.local.style); why != "" {
+		return reason{"field", "no local tokens: " + why}
+	}
 	r := renderings.Get().(*rendering)
 	defer r.free()
+	r.grow(len(a.f.text), a.body)
+	r.stop = func() bool { return b.cfg.Now().After(deadline) }
 	if err := m.render(r, a.req, a.body, a.local.style); err != nil {
 		return reason{"template", "local chat template: " + refusal(err)}
 	}
+	if len(r.text) > maxText {
+		return reason{"deadline", fmt.Sprintf("no local tokens: %d bytes of text, more than %d", len(r.text), maxText)}
+	}
 	rendered := b.cfg.Now()
-	before, after := m.frame(a.req, a.body)
-	tokens, chains, read := b.local.tokens(m, p.Namespace.Seed(), before, r.text, from.Add(localDeadline))
+	if least := rendered.Add(localDeadline / 2); least.After(deadline) {
+		deadline = least
+	}
+	before, after := m.frame(a.req, a.body, a.local.style)
+	tokens, chains, read := b.local.tokens(m, p.Namespace.Seed(), before, r.text, deadline)
 	b.metrics.render.Observe(rendered.Sub(from).Seconds())
 	b.metrics.encode.Observe(b.cfg.Now().Sub(rendered).Seconds())
-	if len(tokens) == 0 {
+	switch {
+	case 2*read < len(r.text):
+		return reason{"deadline", fmt.Sprintf("no local tokens: only %d of %d bytes of the prompt can be read within %v", read, len(r.text), localDeadline)}
+	case len(tokens) == 0:
 		return reason{"empty", "the rendered prompt is empty"}
 	}
 	p.Source, p.Tokens, p.Chains, p.TokenCount = kv.SourceLocal, tokens, chains, len(tokens)
@@ -229,8 +253,11 @@ func (b *Builder) fromLocal(a *ask) reason {
 		p.TokenCount += int(float64(len(r.text)-read) / p.BytesPerToken)
 		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the rest takes more than %v", len(tokens), localDeadline)}
 	}
-	if len(after) > 0 {
-		p.Tokens = append(tokens[:len(tokens):len(tokens)], after...)
+	if prefix := r.c.prefix; len(prefix) > longBytes {
+		p.TokenCount += int(float64(len(prefix)) / p.BytesPerToken)
+		return reason{"deadline", fmt.Sprintf("identity of the first %d tokens: the continued reply is too long", len(tokens))}
+	} else if prefix != "" || len(after) > 0 {
+		p.Tokens = m.appendPrefix(append(tokens[:len(tokens):len(tokens)], after...), prefix)
 		p.TokenCount = len(p.Tokens)
 	}
 	b.Learn(a.model, len(a.f.text), len(tokens))

@@ -301,7 +301,7 @@ func TestNewServer_NamesWhatIsWrong(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", cfg, err, want)
 		}
 	}
-	f(Config{Listen: busy.Addr().String()}, "port in use")
+	f(Config{Listen: busy.Addr().String()}, "--listen "+busy.Addr().String()+": ")
 	f(Config{Like: "other"}, "vllm or sglang")
 	f(Config{Template: "other"}, "plain or thinking")
 	f(Config{Layout: "other"}, "layout")

@@ -213,13 +213,17 @@ func (s *Server) chatPrompt(q *genRequest) (rendered, *apiError) {
 			return rendered{}, badRequest("messages", "messages[%d] has no role", i)
 		}
 	}
-	if q.ContinueFinalMessage && q.AddGenerationPrompt != nil && *q.AddGenerationPrompt {
+	if s.cfg.Like == VLLM && q.ContinueFinalMessage && q.AddGenerationPrompt != nil && *q.AddGenerationPrompt {
 		return rendered{}, badRequest("add_generation_prompt", "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
 	}
 	if s.cfg.Model == nil {
-		return q.render(s.cfg.Like, s.cfg.Template == "thinking"), nil
+		r := q.rendering
+		if s.cfg.Like == SGLang {
+			r.Tools = q.sglangTools()
+		}
+		return r.render(s.cfg.Like, s.cfg.Template == "thinking"), nil
 	}
-	ids, err := s.cfg.Model.Tokenize(openai.Chat, q.raw, prompt.StyleOf(string(s.cfg.Like)))
+	ids, err := s.cfg.Model.Tokenize(openai.Chat, q.raw, prompt.StyleOf(string(s.cfg.Like)).At(s.cfg.Version))
 	if err != nil {
 		return rendered{}, badRequest("messages", "%v", err)
 	}

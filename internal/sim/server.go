@@ -60,7 +60,7 @@ func NewServer(cfg Config) (*Server, error) {
 	if ln == nil {
 		var err error
 		if ln, err = net.Listen("tcp", cfg.Listen); err != nil {
-			return nil, fmt.Errorf("listen on %s: %w: is the port in use?", cfg.Listen, err)
+			return nil, fmt.Errorf("--listen %s: %w", cfg.Listen, err)
 		}
 	}
 	if err := s.openPublishers(); err != nil {
@@ -135,7 +135,11 @@ func (s *Server) tryPublishers() error {
 		}
 		if err != nil {
 			s.closePublishers()
-			return fmt.Errorf("KV events of rank %d: %w", i, err)
+			flag := "--events"
+			if strings.HasPrefix(err.Error(), "replay: ") {
+				flag = "--replay"
+			}
+			return fmt.Errorf("%s, rank %d: %w", flag, i, err)
 		}
 		if i == 0 {
 			events, replay = withPort(events, r.publisher.Addr()), withPort(replay, r.publisher.ReplayAddr())

@@ -130,10 +130,15 @@ func (r *rendering) render(like Personality, thinking bool) rendered {
 		}
 	}
 	open := false
+	var prefix content // of a reply that SGLang continues: it stands behind the prompt for one
 	for i, m := range r.Messages {
 		last := i == len(r.Messages)-1
-		if last && m.Role == "assistant" && like == SGLang && !r.ContinueFinalMessage {
-			m.Role = "user" // SGLang has no other place for a trailing assistant message
+		if last && m.Role == "assistant" && like == SGLang {
+			if r.ContinueFinalMessage {
+				prefix = m.Content
+				break
+			}
+			m = message{Role: "user", Content: m.Content} // it has no other place for a trailing reply
 		}
 		out.tokens = append(out.tokens, tokStart)
 		out.text(m.Role)
@@ -152,7 +157,7 @@ func (r *rendering) render(like Personality, thinking bool) rendered {
 			out.text(callText(c.Function.Name, argumentsText(c.Function.Arguments)))
 			out.tokens = append(out.tokens, tokCallEnd)
 		}
-		if open = last && r.ContinueFinalMessage; !open {
+		if open = last && r.ContinueFinalMessage && like == VLLM; !open {
 			out.tokens = append(out.tokens, tokEnd)
 		}
 	}
@@ -164,7 +169,33 @@ func (r *rendering) render(like Personality, thinking bool) rendered {
 			out.tokens = append(out.tokens, tokThink, tokThinkEnd)
 		}
 	}
+	out.content(prefix)
 	return out
+}
+
+// sglangTools are the tools that SGLang's template sees: none where none may be called, one
+// where it must be.
+func (q *genRequest) sglangTools() []json.RawMessage {
+	if string(q.ToolChoice) == `"none"` {
+		return nil
+	}
+	type named struct {
+		Function struct {
+			Name string `json:"name"`
+		} `json:"function"`
+	}
+	var choice named
+	if json.Unmarshal(q.ToolChoice, &choice) != nil || choice.Function.Name == "" {
+		return q.Tools
+	}
+	var tools []json.RawMessage
+	for _, raw := range q.Tools {
+		var tool named
+		if json.Unmarshal(raw, &tool) == nil && tool.Function == choice.Function {
+			tools = append(tools, raw)
+		}
+	}
+	return tools
 }
 
 func (o *rendered) text(s string) { o.tokens = appendTokens(o.tokens, s) }

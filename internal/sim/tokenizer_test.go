@@ -86,3 +86,29 @@ func TestReply_IsReadBackAsGenerated(t *testing.T) {
 		}
 	}
 }
+
+// TestTemplate_SGLang: a trailing reply is the user's, a continued one follows the prompt
+// for it, and only a tool that may be called is shown.
+func TestTemplate_SGLang(t *testing.T) {
+	f := func(body, want string) {
+		t.Helper()
+		var q genRequest
+		if err := json.Unmarshal([]byte(body), &q); err != nil {
+			t.Fatal(err)
+		}
+		r := q.rendering
+		r.Tools = q.sglangTools()
+		if got := (vocabulary{}).decode(r.render(SGLang, false).tokens); got != want {
+			t.Errorf("%s\n got %s\nwant %s", body, got, want)
+		}
+	}
+	const user, reply = `{"role":"user","content":"x"}`, `{"role":"assistant","content":"y"}`
+	const x, open = "<|im_start|>user<|im_sep|>x<|im_end|>", "<|im_start|>assistant<|im_sep|>"
+	f(`{"messages":[`+user+`,`+reply+`]}`, x+"<|im_start|>user<|im_sep|>y<|im_end|>"+open)
+	f(`{"messages":[`+user+`,`+reply+`],"continue_final_message":true}`, x+open+"y")
+	f(`{"messages":[`+user+`],"continue_final_message":true}`, x+open)
+	const tools = `"tools":[{"function":{"name":"a"}},{"function":{"name":"b"}}]`
+	f(`{"messages":[`+user+`],`+tools+`,"tool_choice":"none"}`, x+open)
+	f(`{"messages":[`+user+`],`+tools+`,"tool_choice":{"function":{"name":"b"}}}`,
+		`<|im_start|>system<|im_sep|><|tools|>{"function":{"name":"b"}}`+"\n<|im_end|>"+x+open)
+}

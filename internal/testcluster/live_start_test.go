@@ -98,9 +98,9 @@ func TestLive_BadStart(t *testing.T) {
 	}{
 		{"listen port in use", []string{"serve", "--listen", listen, "--admin", "127.0.0.1:0", "-w", w.url}, 1, []string{"--listen", listen, "in use"}},
 		{"admin port in use", []string{"serve", "--listen", other, "--admin", listen, "-w", w.url}, 1, []string{"--admin", listen, "in use"}},
-		{"worker port in use", []string{"worker", "--listen", listen}, 1, []string{listen, "in use"}},
+		{"worker port in use", []string{"worker", "--listen", listen}, 1, []string{"--listen " + listen, "in use"}},
 		{"nats listen port in use", []string{"serve", "--listen", other, "--admin", "127.0.0.1:0", "-w", w.url, "--nats-listen", listen}, 1, []string{"--nats-listen", listen, "in use"}},
-		{"simulate port in use", []string{"worker", "--listen", "127.0.0.1:0", "--events", w.events}, 1, []string{strings.TrimPrefix(w.events, "tcp://"), "in use"}},
+		{"simulate port in use", []string{"worker", "--listen", "127.0.0.1:0", "--events", w.events}, 1, []string{"--events", strings.TrimPrefix(w.events, "tcp://"), "in use"}},
 		{"wrong NATS password", user("route", "wrong"), 1, []string{"--nats", "--nats-password"}},
 		{"NATS without a user", []string{"serve", "--listen", other, "--admin", "127.0.0.1:0", "-w", w.url, "--nats", nats.url()}, 1, []string{"--nats", "--nats-user"}},
 		{"relay with a wrong password", []string{"relay", "--nats", nats.url(), "--nats-user", "x", "--nats-password", "wrong", "--url", w.url, "--events", w.events}, 1, []string{"--nats", "--nats-password"}},

@@ -271,7 +271,7 @@ func newChars(v *vocab, fallback bool) *chars {
 		if size == 0 || size != len(word) {
 			continue
 		}
-		if known, _ := v.find(word); known != uint32(id) {
+		if v.hidden(uint32(id)) {
 			continue // the last of equal tokens counts
 		}
 		if r < utf8.RuneSelf {

@@ -3,12 +3,7 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,9 +20,7 @@ type Config struct {
 	// model has, the four above too, as transformers' special_tokens_map.
 	SpecialTokens []SpecialToken
 
-	AddBOS, AddEOS *bool    // add_bos_token and add_eos_token; nil when not given
-	EOSIDs         []uint32 // eos_token_id of generation_config.json
-	ModelMaxLength int      // tokens; 0 when not given or without bound
+	EOSIDs []uint32 // eos_token_id of generation_config.json
 }
 
 // ChatTemplate is one named chat template.
@@ -36,26 +29,8 @@ type ChatTemplate struct{ Name, Source string }
 // SpecialToken is a special token by the name of its template variable, like bos_token.
 type SpecialToken struct{ Name, Text string }
 
-// maxConfigBytes bounds the small files.
-const maxConfigBytes = 64 << 20
-
 // namedTokens are the special tokens that every tokenizer has, in transformers' order.
 var namedTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
-
-// readFile reads a file of at most limit bytes; one that does not exist is nil.
-func readFile(dir, name string, limit int64) ([]byte, error) {
-	info, err := os.Stat(filepath.Join(dir, name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > limit {
-		return nil, fmt.Errorf("%s: %d bytes are more than the limit of %d", name, info.Size(), limit)
-	}
-	return os.ReadFile(filepath.Join(dir, name))
-}
 
 // object is a JSON object, the values not yet read.
 type object map[string]json.RawMessage
@@ -106,22 +81,10 @@ func readConfig(dir string) (c Config, tokens []addedToken, err error) {
 		return c, nil, err
 	}
 	tokens = c.readTokens(o, tokens)
-	c.AddBOS, c.AddEOS = o.flag("add_bos_token"), o.flag("add_eos_token")
-	if v, err := strconv.ParseFloat(string(o["model_max_length"]), 64); err == nil && v > 0 && v < math.MaxInt32 {
-		c.ModelMaxLength = int(v)
-	}
 	if err := c.readTemplates(dir, o); err != nil {
 		return c, nil, err
 	}
 	return c, tokens, c.readGeneration(dir)
-}
-
-func (o object) flag(key string) *bool {
-	var b bool
-	if json.Unmarshal(o[key], &b) != nil || string(o[key]) == "null" {
-		return nil
-	}
-	return &b
 }
 
 // decoderTokens reads added_tokens_decoder, in order of its ids.

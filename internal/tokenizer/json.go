@@ -2,10 +2,12 @@ package tokenizer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -23,7 +25,9 @@ func (s *scanner) errorf(format string, args ...any) error {
 
 func (s *scanner) space() {
 	for s.pos < len(s.data) && s.data[s.pos] <= ' ' {
-		s.pos++
+		if s.pos++; s.pos+8 <= len(s.data) && s.data[s.pos] == ' ' {
+			s.spaces()
+		}
 	}
 }
 
@@ -161,12 +165,18 @@ func (s *scanner) uint() (uint32, error) {
 	return uint32(v), nil
 }
 
-// skip passes over one value and gives its text. Nesting is not followed by recursion.
-func (s *scanner) skip() (json.RawMessage, error) {
+// markEvery is the number of elements of a list between two marks.
+const markEvery = 1 << 13
+
+// skip passes over one value and gives its text. Nesting is not followed by recursion. Of a
+// list it notes in marks, unless that is nil, where in its text the elements begin whose
+// number is a multiple of markEvery, so that several can read it.
+func (s *scanner) skip(marks *[]int) (json.RawMessage, error) {
 	s.space()
-	start, depth := s.pos, 0
+	start, depth, elements := s.pos, 0, 0
 	for s.pos < len(s.data) {
-		switch s.data[s.pos] {
+		c := s.data[s.pos]
+		switch c {
 		case '"':
 			if _, _, err := s.raw(); err != nil {
 				return nil, err
@@ -174,16 +184,26 @@ func (s *scanner) skip() (json.RawMessage, error) {
 			s.pos--
 		case '[', '{':
 			depth++
-		case ']', '}', ',':
+		case ',':
 			if depth == 0 {
 				return s.value(start)
 			}
-			if s.data[s.pos] != ',' {
-				depth--
+			if depth == 1 && marks != nil {
+				if elements++; elements%markEvery == 0 {
+					*marks = append(*marks, s.pos+1-start)
+				}
 			}
+		case ']', '}':
+			if depth == 0 {
+				return s.value(start)
+			}
+			depth--
+		case ' ':
+			s.spaces()
+			continue
 		}
 		s.pos++
-		if depth == 0 && (s.data[s.pos-1] == '"' || s.data[s.pos-1] == ']' || s.data[s.pos-1] == '}') {
+		if depth == 0 && (c == '"' || c == ']' || c == '}') {
 			return s.value(start)
 		}
 	}
@@ -191,6 +211,16 @@ func (s *scanner) skip() (json.RawMessage, error) {
 		return nil, errors.New("JSON: the text ends inside a value")
 	}
 	return s.value(start)
+}
+
+// spaces passes over spaces, of which indented files have many.
+func (s *scanner) spaces() {
+	for len(s.data)-s.pos >= 8 && binary.LittleEndian.Uint64(s.data[s.pos:]) == 0x2020202020202020 {
+		s.pos += 8
+	}
+	for s.pos < len(s.data) && s.data[s.pos] == ' ' {
+		s.pos++
+	}
 }
 
 func (s *scanner) value(start int) (json.RawMessage, error) {
@@ -201,22 +231,34 @@ func (s *scanner) value(start int) (json.RawMessage, error) {
 	return json.RawMessage(v), nil
 }
 
-// fields reads an object into the texts of its values. The last of equal keys counts. The
-// value of inside, when it is an object, is read the same way into all[inside+"."+key], which
-// saves passing over it twice.
-func fields(data []byte, inside string) (map[string]json.RawMessage, error) {
-	all := map[string]json.RawMessage{}
+// file is the text of a tokenizer.json, its values not yet read. Those of the model stand
+// beside the others, under "model." and their names.
+type file struct {
+	values map[string]json.RawMessage
+	marks  []int // of the list model.merges, see skip
+}
+
+// readFields reads an object into the texts of its values. The last of equal keys counts.
+func readFields(data []byte) (*file, error) {
+	var valid bool
+	var checking sync.WaitGroup
+	checking.Go(func() { valid = utf8.Valid(data) })
+	f := &file{values: map[string]json.RawMessage{}}
 	s := &scanner{data: data}
-	if err := s.fields(all, "", inside); err != nil {
+	err := f.read(s, "")
+	if checking.Wait(); !valid {
+		return nil, errors.New("the text is not UTF-8")
+	}
+	if err != nil {
 		return nil, err
 	}
 	if s.peek(); s.pos < len(data) {
 		return nil, s.errorf("text after the object")
 	}
-	return all, nil
+	return f, nil
 }
 
-func (s *scanner) fields(all map[string]json.RawMessage, prefix, inside string) error {
+func (f *file) read(s *scanner, prefix string) error {
 	if err := s.expect('{'); err != nil {
 		return err
 	}
@@ -231,10 +273,15 @@ func (s *scanner) fields(all map[string]json.RawMessage, prefix, inside string) 
 		if err != nil {
 			return err
 		}
-		if inside != "" && string(key) == inside && s.peek() == '{' {
-			err = s.fields(all, inside+".", "")
-		} else {
-			all[prefix+string(key)], err = s.skip()
+		name := prefix + string(key)
+		switch {
+		case name == "model" && s.peek() == '{':
+			err = f.read(s, "model.")
+		case name == "model.merges":
+			f.marks = f.marks[:0]
+			f.values[name], err = s.skip(&f.marks)
+		default:
+			f.values[name], err = s.skip(nil)
 		}
 		if err != nil {
 			return err

@@ -10,28 +10,46 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Load reads the tokenizer of a model's directory: tokenizer.json, and where they exist
 // tokenizer_config.json, special_tokens_map.json, generation_config.json and the chat
 // templates. Like transformers it adds tokens that only tokenizer_config.json defines.
 func Load(dir string) (*Tokenizer, error) {
+	var f *file
+	var fileErr error
+	var reading sync.WaitGroup
+	reading.Go(func() { f, fileErr = loadFile(dir) })
 	config, tokens, err := readConfig(dir)
-	if err != nil {
+	if reading.Wait(); err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
+	if fileErr != nil {
+		return nil, fileErr
+	}
+	t := &Tokenizer{config: config}
+	if err := t.read(f, tokens); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "tokenizer.json"), err)
+	}
+	return t, nil
+}
+
+// loadFile reads tokenizer.json.
+func loadFile(dir string) (*file, error) {
 	data, err := readFile(dir, "tokenizer.json", MaxFileBytes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
+	path := filepath.Join(dir, "tokenizer.json")
 	if data == nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "tokenizer.json"), os.ErrNotExist)
+		return nil, fmt.Errorf("%s: %w", path, os.ErrNotExist)
 	}
-	t := &Tokenizer{config: config}
-	if err := t.read(data, tokens); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "tokenizer.json"), err)
+	f, err := readFields(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return t, nil
+	return f, nil
 }
 
 // readTemplates finds the chat templates: chat_template.jinja with the files of
@@ -52,31 +70,25 @@ func (c *Config) readTemplates(dir string, o object) error {
 }
 
 func (c *Config) templateFiles(dir string) error {
-	source, err := readFile(dir, "chat_template.jinja", maxConfigBytes)
+	source, err := readFile(dir, "chat_template.jinja", maxTemplateBytes)
 	if err != nil {
 		return err
 	}
 	if source != nil {
 		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{"default", string(source)})
 	}
-	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), "additional_chat_templates", "*.jinja"))
+	names, err := additional(dir)
 	if err != nil {
 		return err
 	}
-	slices.Sort(paths)
-	for _, path := range paths {
-		source, err := readFile(filepath.Dir(path), filepath.Base(path), maxConfigBytes)
+	for _, name := range names {
+		source, err := readFile(dir, name, maxTemplateBytes)
 		if err != nil {
 			return err
 		}
-		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{strings.TrimSuffix(filepath.Base(path), ".jinja"), string(source)})
+		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{strings.TrimSuffix(filepath.Base(name), ".jinja"), string(source)})
 	}
 	return nil
-}
-
-// escapeGlob quotes what filepath.Glob would take for a pattern.
-func escapeGlob(path string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
 // templateField reads a string, or a list of named templates.

@@ -2,8 +2,14 @@ package tokenizer
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
 	"math/bits"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 )
 
 // none stands for "these two do not merge" where the rank of a merge is expected. The lowest
@@ -25,9 +31,17 @@ type merges struct {
 	result []uint32 // id by rank
 }
 
-func newMerges(n int) *merges {
-	size := tableSize(n)
-	return &merges{slots: make([]uint64, size), shift: uint(64 - bits.TrailingZeros(uint(size))), result: make([]uint32, 0, n)}
+// newMerges makes the table of a list, whose order is that of the ranks.
+func newMerges(list []merge) *merges {
+	size := tableSize(len(list))
+	m := &merges{slots: make([]uint64, size), shift: uint(64 - bits.TrailingZeros(uint(size))), result: make([]uint32, len(list))}
+	for rank, e := range list {
+		if e.left != none {
+			m.set(e.left, e.right, uint32(rank))
+			m.result[rank] = e.result
+		}
+	}
+	return m
 }
 
 func (m *merges) get(left, right uint32) (rank uint32) {
@@ -58,107 +72,206 @@ func (m *merges) set(left, right, rank uint32) {
 	m.slots[i&mask] = k<<rankBits | uint64(rank+1)
 }
 
-// mergeReader reads "a b" or ["a","b"], the two spellings of a merge.
+// merge joins two tokens. Of one that no text gets to, left is none.
+type merge struct{ left, right, result uint32 }
+
+// mergeReader reads "a b" or ["a","b"], the two spellings of a merge, a batch at a time.
 type mergeReader struct {
 	scanner
-	vocab       *vocab
-	byteLevel   bool
-	rank        uint32
-	text        []byte
-	left, right []byte
-	joined      []byte
-	last        uint32 // result of the merge before
+	vocab     *vocab
+	byteLevel bool
+	out       []merge
+	text      []byte // of one merge, and
+	cut       int    // where its second part begins
+	batch     []pair
+	words     []byte // of the batch
+	last      uint32 // result of the merge before
+	touched   uint64
 }
 
-// readMerges reads the list of merges and calls each with the ids and texts of the two
-// parts, in order of rank.
-func readMerges(data []byte, v *vocab, byteLevel bool, each func(left, right uint32, a, b []byte)) (*merges, error) {
-	r := &mergeReader{scanner: scanner{data: data}, vocab: v, byteLevel: byteLevel}
-	m := newMerges(min(countMerges(data), maxRank+1))
-	if err := r.expect('['); err != nil {
+// pair is a merge of a batch: the bytes of its parts are words[at:mid] and words[mid:end].
+type pair struct {
+	at, mid, end int
+	left, right  uint64 // their hashes
+	odd          bool   // a part is outside the byte alphabet, no text gets there
+	skip         bool   // it is no merge
+}
+
+// mergeBatch is the number of merges whose parts are looked up together.
+const mergeBatch = 16
+
+// readMerges reads the list of merges in order of rank, on several cores: marks say where
+// to begin in data, see skip.
+func readMerges(data []byte, marks []int, v *vocab, byteLevel bool) ([]merge, error) {
+	s := &scanner{data: data}
+	if err := s.expect('['); err != nil {
 		return nil, fmt.Errorf("model.merges: %w", err)
 	}
-	for index := 0; ; index++ {
-		ok, err := r.more(index == 0, ']')
-		if err == nil && !ok {
-			return m, nil
+	if len(marks) > maxRank/markEvery {
+		return nil, fmt.Errorf("model.merges: more than %d merges are not supported", maxRank)
+	}
+	from := append([]int{s.pos}, marks...)
+	parts, errs := make([][]merge, len(from)), make([]error, len(from))
+	inParallel(len(from), func(i int) {
+		end := len(data)
+		if i+1 < len(from) {
+			end = from[i+1]
+		}
+		r := &mergeReader{scanner: scanner{data: data[:end], pos: from[i]}, vocab: v, byteLevel: byteLevel}
+		r.out = make([]merge, 0, min(markEvery, (end-from[i])/4+1))
+		errs[i] = r.read(i * markEvery)
+		parts[i] = r.out
+	})
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return slices.Concat(parts...), nil
+}
+
+// inParallel calls f with the numbers below n, on the cores that there are.
+func inParallel(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// read reads a part of the list whose first merge has a number. It ends behind the comma
+// before the next part, or with the list.
+func (r *mergeReader) read(number int) error {
+	for first := true; ; first = false {
+		var err error
+		ok := true
+		if !first || number == 0 {
+			ok, err = r.more(first, ']')
+		}
+		if err == nil && (!ok || !first && r.peek() == 0) {
+			return r.lookUp(number)
 		}
 		if err == nil {
-			err = r.next(m, each)
+			err = r.next()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("model.merges[%d]: %w", index, err)
+			return cmp.Or(r.lookUp(number), fmt.Errorf("model.merges[%d]: %w", number+len(r.batch), err))
+		}
+		if len(r.batch) == mergeBatch {
+			if err := r.lookUp(number); err != nil {
+				return err
+			}
+			number += mergeBatch
+			r.batch, r.words = r.batch[:0], r.words[:0]
 		}
 	}
 }
 
-// countMerges bounds the number of merges from above.
-func countMerges(data []byte) int {
-	if i := bytes.IndexByte(data, '['); i >= 0 && bytes.IndexByte(data[i+1:min(len(data), i+200)], '[') >= 0 {
-		return bytes.Count(data, []byte("["))
-	}
-	return bytes.Count(data, []byte(`"`))/2 + 1
-}
-
-func (r *mergeReader) next(m *merges, each func(left, right uint32, a, b []byte)) error {
-	a, b, skip, err := r.parts()
-	if err != nil || skip {
+// next reads a merge into the batch.
+func (r *mergeReader) next() error {
+	skip, err := r.parts()
+	if err != nil {
 		return err
 	}
-	rank := r.rank
-	if rank > maxRank {
-		return fmt.Errorf("more than %d merges are not supported", maxRank)
+	p := pair{at: len(r.words), mid: len(r.words) + r.cut, skip: skip}
+	if skip {
+		p.mid, p.end = p.at, p.at
+		r.batch = append(r.batch, p)
+		return nil
 	}
-	r.rank++
-	m.result = append(m.result, 0)
-	left, okLeft := r.id(a, &r.left)
-	right, okRight := r.id(b, &r.right)
-	if !okLeft || !okRight {
-		if r.byteLevel && r.known(a) && r.known(b) && r.known(append(bytes.Clone(a), b...)) {
-			return nil // a part outside the byte alphabet: no text gets there
+	plain, plainToo := true, true
+	if !r.byteLevel {
+		r.words = append(r.words, r.text...)
+	} else {
+		r.words, plain = appendAlphabet(r.words, r.text[:r.cut])
+		p.mid = len(r.words)
+		r.words, plainToo = appendAlphabet(r.words, r.text[r.cut:])
+	}
+	if p.end = len(r.words); !plain || !plainToo {
+		if !r.known(r.text[:r.cut]) || !r.known(r.text[r.cut:]) || !r.known(r.text) {
+			return errNoPart
 		}
-		return fmt.Errorf("a part is not in the vocabulary")
+		p.odd = true
 	}
-	r.joined = append(append(r.joined[:0], r.left...), r.right...)
-	joined, ok := r.last, r.vocab.is(r.last, r.joined)
-	if !ok { // files list merges in the order of their results
-		joined, ok = r.last+1, r.vocab.is(r.last+1, r.joined)
+	r.batch = append(r.batch, p)
+	return nil
+}
+
+var errNoPart = errors.New("a part is not in the vocabulary")
+
+// lookUp appends the merges of the batch, whose first has a number. The places of the
+// vocabulary that it needs are touched first, which lets the processor wait for several at a
+// time: they are seldom in its caches.
+func (r *mergeReader) lookUp(number int) error {
+	v := r.vocab
+	for i := range r.batch {
+		p := &r.batch[i]
+		p.left, p.right = v.hashBytes(r.words[p.at:p.mid]), v.hashBytes(r.words[p.mid:p.end])
+		r.touched += v.touchSlot(p.left) + v.touchSlot(p.right)
 	}
-	if !ok {
-		joined, ok = r.vocab.find(r.joined)
+	for i := range r.batch {
+		r.touched += v.touchWord(r.batch[i].left) + v.touchWord(r.batch[i].right)
 	}
-	r.last = joined
-	if !ok {
-		return fmt.Errorf("the merged token is not in the vocabulary")
-	}
-	m.set(left, right, rank)
-	m.result[rank] = joined
-	if each != nil {
-		each(left, right, r.left, r.right)
+	for i, p := range r.batch {
+		if err := r.add(p); err != nil {
+			return fmt.Errorf("model.merges[%d]: %w", number+i, err)
+		}
 	}
 	return nil
 }
 
-// parts reads one merge. A "#version" line is skipped without a rank.
-func (r *mergeReader) parts() (a, b []byte, skip bool, err error) {
+func (r *mergeReader) add(p pair) error {
+	if p.skip {
+		return nil
+	}
+	if p.odd {
+		r.out = append(r.out, merge{left: none})
+		return nil
+	}
+	left, okLeft := r.vocab.findHash(r.words[p.at:p.mid], p.left)
+	right, okRight := r.vocab.findHash(r.words[p.mid:p.end], p.right)
+	if !okLeft || !okRight {
+		return errNoPart
+	}
+	joined := r.words[p.at:p.end]
+	id, ok := r.last, r.vocab.is(r.last, joined)
+	if !ok { // files list merges in the order of their results
+		id, ok = r.last+1, r.vocab.is(r.last+1, joined)
+	}
+	if !ok {
+		id, ok = r.vocab.find(joined)
+	}
+	r.last = id
+	if !ok {
+		return errors.New("the merged token is not in the vocabulary")
+	}
+	r.out = append(r.out, merge{left, right, id})
+	return nil
+}
+
+// parts reads the text of one merge. A "#version" line is skipped without a rank.
+func (r *mergeReader) parts() (skip bool, err error) {
 	if r.peek() == '"' {
-		if r.text, err = r.str(r.text[:0]); err != nil {
-			return nil, nil, false, err
+		if r.text, err = r.str(r.text[:0]); err != nil || bytes.HasPrefix(r.text, []byte("#version")) {
+			return true, err
 		}
-		if bytes.HasPrefix(r.text, []byte("#version")) {
-			return nil, nil, true, nil
+		r.cut = bytes.IndexByte(r.text, ' ')
+		if r.cut < 0 || bytes.IndexByte(r.text[r.cut+1:], ' ') >= 0 {
+			return false, errors.New("expected two parts with one space between them")
 		}
-		a, b, ok := bytes.Cut(r.text, []byte(" "))
-		if !ok || bytes.IndexByte(b, ' ') >= 0 {
-			return nil, nil, false, fmt.Errorf("expected two parts with one space between them")
-		}
-		return a, b, false, nil
+		r.text = slices.Delete(r.text, r.cut, r.cut+1)
+		return false, nil
 	}
 	err = r.expect('[')
 	if err == nil {
 		r.text, err = r.str(r.text[:0])
 	}
-	cut := len(r.text)
+	r.cut = len(r.text)
 	if err == nil {
 		err = r.expect(',')
 	}
@@ -168,24 +281,7 @@ func (r *mergeReader) parts() (a, b []byte, skip bool, err error) {
 	if err == nil {
 		err = r.expect(']')
 	}
-	if err != nil {
-		return nil, nil, false, err
-	}
-	return r.text[:cut], r.text[cut:], false, nil
-}
-
-// id looks a part up and leaves its bytes in buf.
-func (r *mergeReader) id(text []byte, buf *[]byte) (uint32, bool) {
-	plain := true
-	if r.byteLevel {
-		*buf, plain = appendAlphabet((*buf)[:0], text)
-	} else {
-		*buf = append((*buf)[:0], text...)
-	}
-	if !plain {
-		return 0, false
-	}
-	return r.vocab.find(*buf)
+	return false, err
 }
 
 // known reports whether the vocabulary has a token with this text.

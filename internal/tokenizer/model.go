@@ -246,7 +246,7 @@ func (m *model) newCaches() {
 		if len(word) == 0 || len(word) > keyBytes || !m.ignoreMerges && !m.isWhole(uint32(id)) {
 			continue
 		}
-		if known, ok := m.vocab.find(word); !ok || known != uint32(id) {
+		if m.vocab.hidden(uint32(id)) {
 			continue // no text becomes this token
 		}
 		var text [keyBytes]byte

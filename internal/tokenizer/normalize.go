@@ -140,15 +140,17 @@ func (n *normalizer) noSpaces() bool {
 	return len(n.steps) > 0 && n.steps[len(n.steps)-1].spaceToMeta()
 }
 
-// keepsLines reports whether the steps leave a line break between ASCII characters and what
-// stands beside it alone.
-func (n *normalizer) keepsLines() bool {
+// keepsASCII reports whether the steps leave ASCII characters other than spaces alone and what
+// stands beside them, and whether NFC is one.
+func (n *normalizer) keepsASCII() (nfc, ok bool) {
 	for i := range n.steps {
-		if s := &n.steps[i]; !s.nfc && len(s.prepend) == 0 && string(s.from) != " " {
-			return false
+		s := &n.steps[i]
+		if !s.nfc && len(s.prepend) == 0 && !s.spaceToMeta() {
+			return nfc, false
 		}
+		nfc = nfc || s.nfc
 	}
-	return true
+	return nfc, true
 }
 
 func (t *step) spaceToMeta() bool { return string(t.from) == " " && string(t.to) == metaStr }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -94,6 +95,17 @@ func (p *pretokenizer) read(data json.RawMessage, place string, noSpaces bool) e
 		return p.readMetaspace(c, place)
 	}
 	return unsupported(place, c, "")
+}
+
+// cutsWords reports whether one of the stages ends its matches where endsWord says.
+func (p *pretokenizer) cutsWords() bool {
+	return slices.ContainsFunc(p.stages, func(c cutter) bool {
+		switch c.(type) {
+		case numbers, cjk:
+			return false
+		}
+		return true
+	})
 }
 
 func (p *pretokenizer) readSplit(c *component, place string, noSpaces bool) error {

@@ -6,33 +6,28 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
+	"sync"
 )
-
-// MaxFileBytes is the size of the largest file that is read.
-const MaxFileBytes = 512 << 20
 
 // Read makes a Tokenizer of the text of a tokenizer.json. Its Config is empty.
 func Read(tokenizerJSON []byte) (*Tokenizer, error) {
 	if len(tokenizerJSON) > MaxFileBytes {
-		return nil, fmt.Errorf("tokenizer.json: %d bytes are more than the limit of %d", len(tokenizerJSON), MaxFileBytes)
+		return nil, tooLarge("tokenizer.json", int64(len(tokenizerJSON)), MaxFileBytes)
 	}
 	t := &Tokenizer{}
-	if err := t.read(tokenizerJSON, nil); err != nil {
+	f, err := readFields(tokenizerJSON)
+	if err == nil {
+		err = t.read(f, nil)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("tokenizer.json: %w", err)
 	}
 	return t, nil
 }
 
 // read fills t from tokenizer.json and the tokens that are defined beside it.
-func (t *Tokenizer) read(data []byte, beside []addedToken) error {
-	if !utf8.Valid(data) {
-		return errors.New("the text is not UTF-8")
-	}
-	file, err := fields(data, "model")
-	if err != nil {
-		return err
-	}
+func (t *Tokenizer) read(f *file, beside []addedToken) error {
+	file := f.values
 	if err := t.normalizer.read(file["normalizer"], "normalizer"); err != nil {
 		return err
 	}
@@ -58,7 +53,7 @@ func (t *Tokenizer) read(data []byte, beside []addedToken) error {
 		t.normalizer.steps = t.normalizer.steps[:len(t.normalizer.steps)-1]
 		lazy = true
 	}
-	if err := t.model.read(file, t.pre.byteLevel, lazy, t.pre.metaspace && t.pre.split); err != nil {
+	if err := t.model.read(f, t.pre.byteLevel, lazy, t.pre.metaspace && t.pre.split); err != nil {
 		return err
 	}
 	t.add(tokens)
@@ -107,8 +102,11 @@ func (t *Tokenizer) add(tokens []addedToken) {
 			}
 		}
 	}
-	t.cuttable = t.normalizer.keepsLines() && !slices.ContainsFunc(late, goesAcross)
 	t.raw, t.late, t.plain = newMatcher(raw), newMatcher(late), len(t.normalizer.steps) == 0
+	if t.plain {
+		late = nil // Split finds them
+	}
+	t.findCuts(late)
 }
 
 // rename makes an added token decode to its normalized text.
@@ -163,28 +161,44 @@ func readModelFile(file map[string]json.RawMessage) (*modelFile, error) {
 	return f, nil
 }
 
-func (m *model) read(file map[string]json.RawMessage, byteLevel, spaceIsMeta, cutAtMeta bool) error {
-	f, err := readModelFile(file)
+func (m *model) read(file *file, byteLevel, spaceIsMeta, cutAtMeta bool) error {
+	f, err := readModelFile(file.values)
 	if err != nil {
 		return fmt.Errorf("model: %w", err)
 	}
-	if m.vocab, err = readVocab(file["model.vocab"], byteLevel); err != nil {
+	if m.vocab, err = readVocab(file.values["model.vocab"], byteLevel); err != nil {
 		return err
 	}
 	m.ignoreMerges = f.IgnoreMerges
 	if byteLevel {
-		if err := m.readByteLevel(f, file["model.merges"]); err != nil {
-			return err
-		}
-	} else if err := m.readChars(f, file["model.merges"], spaceIsMeta, cutAtMeta); err != nil {
+		err = m.readBytes(f)
+	} else {
+		err = m.readChars(f, spaceIsMeta, cutAtMeta)
+	}
+	if err != nil {
 		return err
+	}
+	list, err := readMerges(file.values["model.merges"], file.marks, m.vocab, byteLevel)
+	if err != nil {
+		return err
+	}
+	var borders sync.WaitGroup
+	borders.Go(func() { m.join(list) })
+	defer borders.Wait() // what follows merges words, for which borders are of no use
+	m.merges = newMerges(list)
+	if m.allBytes {
+		m.first = make([]uint32, 1<<16)
+		for i := range m.first {
+			m.first[i] = m.merges.get(uint32(m.byteIDs[i>>8]), uint32(m.byteIDs[i&0xFF]))
+		}
 	}
 	m.findWhole()
 	m.newCaches()
 	return nil
 }
 
-func (m *model) readByteLevel(f *modelFile, merges json.RawMessage) (err error) {
+// readBytes finds the tokens of single bytes.
+func (m *model) readBytes(f *modelFile) error {
 	known := 0
 	for b := range m.byteIDs {
 		m.byteIDs[b] = -1
@@ -197,20 +211,11 @@ func (m *model) readByteLevel(f *modelFile, merges json.RawMessage) (err error) 
 	if !m.allBytes && (f.UnkToken != nil || f.ByteFallback) {
 		return fmt.Errorf("model: unk_token or byte_fallback with only %d of 256 bytes in the vocabulary is not supported", known)
 	}
-	p := &borders{}
-	m.merges, err = readMerges(merges, m.vocab, true, func(_, _ uint32, a, b []byte) { p.join(a, b) })
-	if err != nil || !m.allBytes {
-		return err
-	}
-	m.borders = p
-	m.first = make([]uint32, 1<<16)
-	for i := range m.first {
-		m.first[i] = m.merges.get(uint32(m.byteIDs[i>>8]), uint32(m.byteIDs[i&0xFF]))
-	}
 	return nil
 }
 
-func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cutAtMeta bool) (err error) {
+// readChars finds the tokens of single characters.
+func (m *model) readChars(f *modelFile, spaceIsMeta, cutAtMeta bool) error {
 	if f.IgnoreMerges {
 		return errors.New("model: ignore_merges of a character-level model is not supported")
 	}
@@ -222,17 +227,39 @@ func (m *model) readChars(f *modelFile, merges json.RawMessage, spaceIsMeta, cut
 		}
 	}
 	c.delays = c.fallback && !c.allBytes && c.hasUnknown
-	m.merges, err = readMerges(merges, m.vocab, false, func(left, right uint32, a, b []byte) {
-		// A merge of a token that stands for other text than its own crosses borders
-		// that its characters do not show.
-		for _, id := range []uint32{left, right} {
-			if b, ok := byteToken(m.vocab.bytes(id)); ok && c.byteKnown[b] && c.bytes[b] == id || c.hasUnknown && id == c.unknown {
-				c.cuts = false
+	m.chars = c
+	return nil
+}
+
+// join notes what the merges join at borders between characters.
+func (m *model) join(list []merge) {
+	switch {
+	case m.chars != nil:
+		m.joinChars(list)
+	case m.allBytes:
+		m.borders = &borders{}
+		for _, e := range list {
+			if e.left != none {
+				m.borders.join(m.vocab.bytes(e.left), m.vocab.bytes(e.right))
 			}
 		}
+	}
+}
+
+func (m *model) joinChars(list []merge) {
+	c := m.chars
+	// A merge of a token that stands for other text than its own crosses borders that its
+	// characters do not show.
+	other := func(id uint32, text []byte) bool {
+		b, ok := byteToken(text)
+		return ok && c.byteKnown[b] && c.bytes[b] == id || c.hasUnknown && id == c.unknown
+	}
+	for _, e := range list {
+		a, b := m.vocab.bytes(e.left), m.vocab.bytes(e.right)
+		if other(e.left, a) || other(e.right, b) {
+			c.cuts = false
+		}
 		c.join(a, b)
-	})
+	}
 	c.fillASCII()
-	m.chars = c
-	return err
 }

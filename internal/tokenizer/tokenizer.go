@@ -12,8 +12,8 @@ type Tokenizer struct {
 	late  *matcher // added tokens looked for in the normalized text
 	plain bool     // nothing is normalized: late ones are found by Split too
 
-	cuttable bool              // SafeCut may be asked
-	names    map[uint32][]byte // added tokens that decode to other text than the vocabulary's
+	cuts  cuts
+	names map[uint32][]byte // added tokens that decode to other text than the vocabulary's
 
 	normalizer normalizer
 	pre        pretokenizer

@@ -17,7 +17,7 @@ type vocab struct {
 	spans []span   // by id
 	data  []byte
 	count int
-	twice bool              // a token stands twice, or is in odd
+	twice bool              // a token stands twice, is in odd, or has but a name
 	long  int               // bytes of the longest token
 	wide  int               // and of the longest that does not begin with ASCII
 	odd   map[string]uint32 // tokens that no text can become: outside the byte alphabet
@@ -88,15 +88,40 @@ func (v *vocab) findHash(word []byte, h uint64) (uint32, bool) {
 	}
 }
 
+// touchSlot and touchWord read what findHash will read, see mergeReader.lookUp.
+func (v *vocab) touchSlot(h uint64) uint64 { return v.slots[h&uint64(len(v.slots)-1)] }
+
+func (v *vocab) touchWord(h uint64) uint64 {
+	slot := v.touchSlot(h)
+	if slot == 0 {
+		return 0
+	}
+	if s := v.spans[uint32(slot)-1]; s.len > 0 {
+		return uint64(v.data[s.off])
+	}
+	return 0
+}
+
 // is reports whether id is surely the token of word.
 func (v *vocab) is(id uint32, word []byte) bool {
 	return !v.twice && string(v.bytes(id)) == string(word) && len(word) > 0
 }
 
+// hidden reports whether the bytes of id are those of another token, or of none.
+func (v *vocab) hidden(id uint32) bool {
+	if !v.twice {
+		return false
+	}
+	known, ok := v.find(v.bytes(id))
+	return !ok || known != id
+}
+
 // readVocab reads the object of tokens and ids.
 func readVocab(data []byte, byteLevel bool) (*vocab, error) {
-	entries := countStrings(data)
+	entries := bytes.Count(data, []byte(":")) // or fewer
 	v := &vocab{seed: rand.Uint64(), slots: make([]uint64, tableSize(min(entries, maxID)))}
+	v.spans = make([]span, 0, min(entries, maxID))
+	v.data = make([]byte, 0, len(data)/2)
 	s := &scanner{data: data}
 	if err := s.expect('{'); err != nil {
 		return nil, fmt.Errorf("model.vocab: %w", err)
@@ -132,17 +157,6 @@ func readVocab(data []byte, byteLevel bool) (*vocab, error) {
 		}
 		v.add(text, id, byteLevel)
 	}
-}
-
-// countStrings bounds the number of keys of an object from above.
-func countStrings(data []byte) int {
-	n := 0
-	for _, c := range data {
-		if c == ':' {
-			n++
-		}
-	}
-	return n
 }
 
 // tableSize gives a power of two that n entries fill to two thirds at most.
@@ -221,6 +235,7 @@ func (v *vocab) name(text string, id uint32, byteLevel bool) {
 		v.data = append(v.data, text...)
 	}
 	v.spans[id] = span{uint32(off), uint32(len(v.data) - off)}
+	v.twice = true
 }
 
 // memory gives the bytes held.

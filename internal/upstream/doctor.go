@@ -53,9 +53,8 @@ func (d *Diagnosis) add(check, result, format string, args ...any) {
 const doctorWorkers = 16
 
 // Doctor checks workers as a Fleet would use them, and compares those that serve the same
-// model. With generate it sends each one prompt twice, for one token each. It takes some
-// ten seconds.
-func Doctor(ctx context.Context, workers []WorkerConfig, generate bool) ([]Diagnosis, error) {
+// model. It takes some ten seconds, and as long as tokenizer files that have to be fetched.
+func Doctor(ctx context.Context, workers []WorkerConfig, cfg DoctorConfig) ([]Diagnosis, error) {
 	m, _ := newMetrics(nil)
 	f := &Fleet{metrics: m, cfg: FleetConfig{Workers: workers}}
 	f.cfg.setDefaults()
@@ -65,8 +64,8 @@ func Doctor(ctx context.Context, workers []WorkerConfig, generate bool) ([]Diagn
 	list := make([]Diagnosis, len(workers))
 	slots := make(chan struct{}, doctorWorkers)
 	var wg sync.WaitGroup
-	for i, cfg := range workers {
-		w, err := f.newWorker(cfg, false)
+	for i, worker := range workers {
+		w, err := f.newWorker(worker, false)
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +74,7 @@ func Doctor(ctx context.Context, workers []WorkerConfig, generate bool) ([]Diagn
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			defer w.pool.close()
-			w.diagnose(ctx, &list[i], generate)
+			w.diagnose(ctx, &list[i], cfg)
 		})
 	}
 	wg.Wait()
@@ -86,7 +85,7 @@ func Doctor(ctx context.Context, workers []WorkerConfig, generate bool) ([]Diagn
 }
 
 // diagnose runs all checks of one worker.
-func (w *Worker) diagnose(ctx context.Context, d *Diagnosis, generate bool) {
+func (w *Worker) diagnose(ctx context.Context, d *Diagnosis, cfg DoctorConfig) {
 	facts, err := w.probe(ctx)
 	if err != nil {
 		d.add("reach", CheckFail, "%v", err)
@@ -101,8 +100,9 @@ func (w *Worker) diagnose(ctx context.Context, d *Diagnosis, generate bool) {
 	go func() { idle <- w.checkKeepAlive(ctx, facts.health) }() // waited for below
 	feed := w.listen(ctx, facts)
 	w.checkTokens(ctx, d, facts)
+	w.checkLocal(ctx, d, facts, cfg.Models)
 	blocks := 0
-	if generate {
+	if cfg.Generate {
 		feed.ready(ctx)
 		blocks = w.checkUsage(ctx, d, facts)
 	} else {

@@ -14,6 +14,7 @@ import (
 const (
 	feedConnect = 5 * time.Second        // a feed has to be connected
 	feedSettle  = 250 * time.Millisecond // … and its subscription to reach the engine, which nothing tells
+	feedReplay  = 2 * time.Second        // … its replay socket to answer
 	feedEvents  = 3 * time.Second        // … and to tell of a prompt that was computed
 )
 
@@ -50,7 +51,7 @@ func (w *Worker) listen(ctx context.Context, f *facts) *feedCheck {
 		c.reason = "the engine connects to " + c.endpoint + " itself, which only the proxy can listen on"
 		return c
 	}
-	s, err := kvwire.NewSubscriber(kvwire.SubscriberConfig{Endpoint: c.endpoint, Replay: c.replay, Topic: topic})
+	s, err := kvwire.NewSubscriber(kvwire.SubscriberConfig{Endpoint: c.endpoint, Replay: c.replay, Topic: topic, ReplayTimeout: feedReplay})
 	if err != nil {
 		c.err = err
 		return c
@@ -152,8 +153,9 @@ func (c *feedCheck) report(ctx context.Context, d *Diagnosis, f *facts, blocks i
 		return
 	}
 	connected := c.wait(ctx, feedConnect, func() bool { return c.connected })
-	seen := connected && c.wait(ctx, feedEvents, func() bool { return c.batches > 0 || blocks == 0 })
+	// What came live waits behind the replay, also behind one that fails.
 	replayed := connected && c.wait(ctx, feedConnect, func() bool { return c.replayed != nil })
+	seen := connected && c.wait(ctx, feedEvents, func() bool { return c.batches > 0 || blocks == 0 })
 	c.cancel()
 	<-c.done
 	switch {

@@ -2,15 +2,19 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/warmroute/warmroute/internal/prompt"
 	"github.com/warmroute/warmroute/internal/sim"
 )
 
@@ -87,15 +91,23 @@ func TestDoctor_FindsWhatIsMissing(t *testing.T) {
 	unfed.Events = quiet.EventsEndpoint(0)
 	unreached := cfg("unreached", noTokens)
 	unreached.Events = "tcp://" + deadPort(t)
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { deaf.Close() })
+	wrongReplay, deafReplay := withFeed("wrong-replay", one(func(*sim.Config) {})), withFeed("deaf-replay", one(func(*sim.Config) {}))
+	wrongReplay.Replay, deafReplay.Replay = "tcp://"+deadPort(t), "tcp://"+deaf.Addr().String()
 	list, err := Doctor(context.Background(), []WorkerConfig{
-		withFeed("full", full), cfg("bare", bare), unreached, unfed,
+		wrongReplay, deafReplay, withFeed("full", full), cfg("bare", bare), unreached, unfed,
 		cfg("sglang", sglang), cfg("sglang-bare", sglangBare), withFeed("dead", dead), cfg("locked", locked),
 		{ID: "generic", URL: generic.URL}, {ID: "web", URL: web.URL}, {ID: "nobody", URL: "http://" + deadPort(t)},
-	}, true)
+	}, DoctorConfig{Generate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := [][]string{
+		{"fail replay: connection refused"}, {"fail replay: replay_endpoint"}, // and nothing of the events
 		{},
 		{"fail cached tokens: --enable-prompt-tokens-details", "warn KV events: --kv-events-config"},
 		{"warn tokens: 404", "fail KV events: connection refused"},
@@ -113,6 +125,53 @@ func TestDoctor_FindsWhatIsMissing(t *testing.T) {
 	}
 }
 
+// TestDoctor_LocalTokens: the tokens made here are compared with the engine's by the check of
+// serve, and the first difference is named.
+func TestDoctor_LocalTokens(t *testing.T) {
+	t.Parallel()
+	model, err := prompt.LoadModel("../tokenizer/testdata/qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := WorkerConfig{ID: "w", URL: startSim(t, sim.Config{Model: model, Engine: sim.EngineConfig{BlockSize: 16, SpeedUp: 1000}}).URL()}
+	mute := WorkerConfig{ID: "w", URL: startSim(t, sim.Config{Model: model, NoTokenize: true, NoRender: true}).URL()}
+	dirs := func(_ context.Context, ref string) (string, error) {
+		if _, err := os.Stat(ref); err != nil {
+			return "", errors.New(ref + " is not there")
+		}
+		return ref, nil
+	}
+	for _, c := range []struct {
+		name, path   string
+		worker       WorkerConfig
+		result, text string
+	}{
+		{"what the worker names", "", w, CheckOK, "local, compared with the engine: /"},
+		{"another model's", "../tokenizer/testdata/llama3", w, CheckFail, "on the engine: give --model-path"},
+		{"no files", "absent", w, CheckFail, "absent is not there"},
+		{"nobody to ask", "", mute, CheckWarn, "not compared"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cfg := DoctorConfig{Models: prompt.ModelsConfig{Find: dirs}}
+			if c.path != "" {
+				cfg.Models.Paths = map[string]string{"*": c.path}
+			}
+			list, err := Doctor(t.Context(), []WorkerConfig{c.worker}, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(list[0].Findings, func(f Finding) bool { return f.Check == "local tokens" })
+			if i < 0 {
+				t.Fatal("not checked")
+			}
+			if f := list[0].Findings[i]; f.Result != c.result || !strings.Contains(f.Text, c.text) {
+				t.Errorf("%s %s", f.Result, f.Text)
+			}
+		})
+	}
+}
+
 // TestDoctor_NoGenerate makes no engine generate.
 func TestDoctor_NoGenerate(t *testing.T) {
 	t.Parallel() // it mostly waits
@@ -124,7 +183,7 @@ func TestDoctor_NoGenerate(t *testing.T) {
 		"/v1/models": strings.ReplaceAll(vllmModels, "/models/m", "/models/other"), "/version": `{"version":"0.9.2"}`,
 		"/metrics": fmt.Sprintf(vllmMetrics, "True"), "/health": "503", "/tokenize": `{"tokens":[1,2,4]}`,
 	})
-	list, err := Doctor(context.Background(), []WorkerConfig{{ID: "a", URL: s.URL}, {ID: "b", URL: same.URL}}, false)
+	list, err := Doctor(context.Background(), []WorkerConfig{{ID: "a", URL: s.URL}, {ID: "b", URL: same.URL}}, DoctorConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +192,7 @@ func TestDoctor_NoGenerate(t *testing.T) {
 	if n := s.count("/v1/chat/completions") + s.count("/v1/completions"); n != 0 {
 		t.Errorf("%d generations", n)
 	}
-	if _, err := Doctor(context.Background(), []WorkerConfig{{URL: "http://a"}, {URL: "http://a/v1"}}, false); err == nil {
+	if _, err := Doctor(context.Background(), []WorkerConfig{{URL: "http://a"}, {URL: "http://a/v1"}}, DoctorConfig{}); err == nil {
 		t.Error("one worker twice is accepted")
 	}
 }
@@ -151,7 +210,7 @@ func TestDoctor_ShortKeepAlive(t *testing.T) {
 	s.Config.IdleTimeout = 100 * time.Millisecond
 	s.Start()
 	t.Cleanup(s.Close)
-	list, err := Doctor(context.Background(), []WorkerConfig{{ID: "a", URL: s.URL}}, false)
+	list, err := Doctor(context.Background(), []WorkerConfig{{ID: "a", URL: s.URL}}, DoctorConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

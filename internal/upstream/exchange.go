@@ -2,12 +2,15 @@ package upstream
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -71,8 +74,38 @@ func (e *Error) Error() string {
 	if e.Limit != "" {
 		return fmt.Sprintf("worker %s: %s of %s passed", e.Worker, e.Limit, e.Timeout)
 	}
-	what := [...]string{"connect", "no response", "response broke off"}[e.Phase]
-	return fmt.Sprintf("worker %s: %s: %v", e.Worker, what, e.Err)
+	return fmt.Sprintf("worker %s: %s: %v", e.Worker, phases[e.Phase], e.Err)
+}
+
+var phases = [...]string{"connect", "no response", "response broke off"}
+
+// Public returns the error for clients: without the addresses and host names in Err, which
+// are nobody's business outside.
+func (e *Error) Public() string {
+	if e.Limit != "" {
+		return e.Error()
+	}
+	return fmt.Sprintf("worker %s: %s: %s", e.Worker, phases[e.Phase], publicCause(e.Err))
+}
+
+func publicCause(err error) string {
+	var errno syscall.Errno
+	var op *net.OpError
+	var dns *net.DNSError
+	var cert *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &errno):
+		return errno.Error()
+	case errors.As(err, &dns):
+		return "its host name is not resolved"
+	case errors.As(err, &cert):
+		return "its TLS certificate is not accepted"
+	case os.IsTimeout(err):
+		return "timed out"
+	case errors.As(err, &op):
+		return "the connection failed"
+	}
+	return err.Error()
 }
 
 func (e *Error) Unwrap() error { return e.Err }

@@ -3,6 +3,7 @@ package upstream
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/pem"
 	"errors"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -382,6 +384,29 @@ func TestDo_AuthorizationIsTheWorkersOrTheClients(t *testing.T) {
 		h := <-got
 		if a := h["Authorization"]; len(a) != 1 || a[0] != want || h.Get("Host") != s.Addr().String() {
 			t.Errorf("key %q: %v", key, h)
+		}
+	}
+}
+
+// TestError_PublicNamesNoAddress: what clients read of a failed worker is its id and the
+// cause, whatever the system adds to it.
+func TestError_PublicNamesNoAddress(t *testing.T) {
+	addr := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 8000}
+	op := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Source: addr, Err: err} }
+	for want, err := range map[string]error{
+		"connection refused":                  op(os.NewSyscallError("connect", syscall.ECONNREFUSED)),
+		"its host name is not resolved":       op(&net.DNSError{Err: "no such host", Name: "gpu1.internal", Server: "10.0.0.1:53"}),
+		"timed out":                           op(os.ErrDeadlineExceeded),
+		"the connection failed":               op(errors.New("10.0.0.1 is odd")),
+		"its TLS certificate is not accepted": &tls.CertificateVerificationError{Err: errors.New("valid for gpu1.internal")},
+		"EOF":                                 io.EOF,
+	} {
+		e := &Error{Worker: "w1", Err: err}
+		if got := e.Public(); got != "worker w1: connect: "+want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		if !strings.HasSuffix(e.Error(), err.Error()) {
+			t.Errorf("the log lacks the cause: %s", e)
 		}
 	}
 }

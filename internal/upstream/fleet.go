@@ -303,6 +303,17 @@ type ModelInfo struct {
 // LoRA tells whether the model is an adapter on some worker: its KV cache is its own.
 func (f *Fleet) LoRA(name string) bool { return (*f.adapters.Load())[name] }
 
+// Ranks returns the most data-parallel ranks that a healthy worker of the model has, 0
+// where there is none.
+func (f *Fleet) Ranks(model string) (n int) {
+	for _, w := range f.workers() {
+		if w.serves(model) {
+			n = max(n, w.ranks(w.known()))
+		}
+	}
+	return n
+}
+
 // Ready says whether a request could be routed now, and what is wrong in whole or in
 // part: what keeps a worker out, or what makes routing less exact.
 func (f *Fleet) Ready() (ready bool, degraded []string) {
@@ -317,7 +328,8 @@ func (f *Fleet) Ready() (ready bool, degraded []string) {
 				degraded = append(degraded, fmt.Sprintf("worker %s is avoided: %s", w.id, reason))
 			}
 		} else {
-			degraded = append(degraded, fmt.Sprintf("worker %s: %s", w.id, reason))
+			prefix := "worker " + w.id + ": " // of most errors
+			degraded = append(degraded, prefix+strings.TrimPrefix(reason, prefix))
 		}
 	}
 	degraded = append(degraded, f.cfg.Local.Degraded()...)

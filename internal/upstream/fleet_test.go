@@ -200,7 +200,7 @@ func TestFleet_WorkerGoesAndComesBack(t *testing.T) {
 	}
 	s.set("/health", "503")
 	eventually(t, "the worker is out", func() bool { _, err := route(r, "m"); return errors.Is(err, router.ErrNoWorkers) })
-	if ready, why := f.Ready(); ready || len(why) != 1 || !strings.Contains(why[0], "/health answers 503") {
+	if ready, why := f.Ready(); ready || len(why) != 1 || !strings.Contains(why[0], "/health answers 503") || strings.Count(why[0], "worker ") != 1 {
 		t.Errorf("ready=%v %q", ready, why)
 	}
 	s.set("/health", "{}")

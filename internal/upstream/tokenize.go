@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -88,8 +89,27 @@ func (e *endpoints) forgive() {
 // prompt.Source. The place of the first image or audio placeholder is known only where the
 // engine renders the whole request.
 func (f *Fleet) Tokenize(ctx context.Context, model string, kind openai.Kind, body []byte) (prompt.Tokens, error) {
+	return f.tokenizeBy(ctx, f.tokenizers(model), kind, body)
+}
+
+// Styled returns the Source that asks only workers whose engines have a style:
+// prompt.Models compares the tokens of each style with it.
+func (f *Fleet) Styled(style prompt.Style) prompt.Source { return styled{f, style} }
+
+type styled struct {
+	f     *Fleet
+	style prompt.Style
+}
+
+func (s styled) Tokenize(ctx context.Context, model string, kind openai.Kind, body []byte) (prompt.Tokens, error) {
+	other := func(w *Worker) bool { return w.style() != s.style }
+	return s.f.tokenizeBy(ctx, slices.DeleteFunc(s.f.tokenizers(model), other), kind, body)
+}
+
+// tokenizeBy asks the first of the workers that can.
+func (f *Fleet) tokenizeBy(ctx context.Context, workers []*Worker, kind openai.Kind, body []byte) (prompt.Tokens, error) {
 	reason := errNoTokenizer
-	for _, w := range f.tokenizers(model) {
+	for _, w := range workers {
 		t, err := w.tokenize(ctx, kind, body)
 		if err == nil {
 			f.metrics.tokenize.WithLabelValues(w.id, "ok").Inc()

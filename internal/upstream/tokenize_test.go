@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/internal/prompt"
 )
 
 // TestTokenize_ReadsAnyAnswer: what is not a list of token ids is none, and never a wrong
@@ -92,5 +93,21 @@ func BenchmarkReadIDs(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestStyled_AsksOnlyItsOwn: the tokens of a style come from a worker whose engine has it.
+func TestStyled_AsksOnlyItsOwn(t *testing.T) {
+	v := servePaths(t, map[string]string{"/v1/models": vllmModels, "/version": `{"version":"0.33.0"}`, "/metrics": fmt.Sprintf(vllmMetrics, "True"), "/health": "{}", "/tokenize": `{"tokens":[1]}`})
+	g := servePaths(t, map[string]string{"/v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`, "/server_info": sglangInfo, "/health": "{}", "/v1/tokenize": `{"tokens":[2]}`})
+	f, _ := startFleet(t, FleetConfig{Workers: []WorkerConfig{{ID: "v", URL: v.URL}, {ID: "s", URL: g.URL}}})
+	eventually(t, "the workers are known", func() bool { return f.Status()[0].Healthy && f.Status()[1].Healthy })
+	for style, want := range map[prompt.Style]uint32{prompt.StyleVLLM: 1, prompt.StyleSGLang: 2} {
+		for range 4 {
+			got, err := f.Styled(style).Tokenize(context.Background(), "m", openai.Completions, []byte(`{"prompt":"x"}`))
+			if err != nil || len(got.IDs) != 1 || got.IDs[0] != want {
+				t.Errorf("style %d: %v, %v", style, got.IDs, err)
+			}
+		}
 	}
 }

@@ -63,6 +63,14 @@ func (w *Worker) engine() string {
 	return w.cfg.Engine
 }
 
+// style returns how the worker's engine renders a chat.
+func (w *Worker) style() prompt.Style {
+	if f := w.known(); f != nil {
+		return prompt.StyleOf(f.engine).At(f.version)
+	}
+	return prompt.StyleOf(w.cfg.Engine)
+}
+
 // known returns the facts of the last probe, nil before the first.
 func (w *Worker) known() *facts {
 	w.mu.Lock()
@@ -218,7 +226,7 @@ func (w *Worker) offerModels(f *facts) {
 				root = base.Root
 			}
 		}
-		w.f.cfg.Local.Offer(m.ID, root, prompt.StyleOf(f.engine))
+		w.f.cfg.Local.Offer(m.ID, root, w.style())
 	}
 }
 

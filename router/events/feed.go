@@ -477,5 +477,5 @@ func (f *feed) standing(gone bool) (FeedState, string) {
 	case f.over:
 		return FeedPartial, "it holds more blocks than the engine's capacity: events were lost, or the capacity is configured too small"
 	}
-	return FeedComplete, ""
+	return FeedComplete, f.reason
 }

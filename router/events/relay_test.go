@@ -234,6 +234,35 @@ func TestRelay_SaysThatTheSocketIsGone(t *testing.T) {
 	}
 }
 
+// TestRelay_KeepsSayingThatTheReplaySocketIsDead: while it is asked nobody is told to turn
+// KV events on, and once events came it still is what the next gap will need.
+func TestRelay_KeepsSayingThatTheReplaySocketIsDead(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t, kvwire.PublisherConfig{})
+	r := newRig(t, rigConfig{})
+	r.relay(e, r.bus.Local(), func(c *RelayConfig) { c.Replay = "tcp://127.0.0.1:1" })
+	e.subscribed()
+	asked := false
+	eventually(t, 10*time.Second, "the replay socket is given up", func() bool {
+		reason := r.status(w1).Reason
+		if strings.Contains(reason, "events are off") || strings.Contains(reason, "events off") {
+			t.Fatalf("blames the events: %s", reason)
+		}
+		asked = asked || strings.Contains(reason, "the replay socket is being asked")
+		return strings.Contains(reason, "no KV event yet; the replay socket does not answer")
+	})
+	if !asked {
+		t.Error("the wait for the replay socket was not shown")
+	}
+	e.store(tokens(0, 3))
+	r.converges(5*time.Second, w1, FeedComplete, e.truth)
+	e.store(tokens(3, 3))
+	r.converges(5*time.Second, w1, FeedComplete, e.truth)
+	if reason := r.status(w1).Reason; !strings.Contains(reason, "the replay socket does not answer") || !strings.Contains(reason, "replay_endpoint") {
+		t.Errorf("the dead replay socket is forgotten: %q", reason)
+	}
+}
+
 func TestRelay_BindsForEnginesThatDial(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigConfig{})

@@ -35,6 +35,7 @@ func (k *socket) Connected(continues bool) {
 	k.first = !continues
 	k.each(func(s *stream) {
 		s.mu.link, s.mu.connected = "", true
+		s.mu.asking = s.cfg.Replay != ""
 		s.connectedLocked(continues)
 	})
 }
@@ -71,7 +72,7 @@ func (k *socket) Replayed(r kvwire.Replay) {
 		return
 	}
 	k.each(func(s *stream) {
-		s.mu.replayErr = ""
+		s.mu.replayErr, s.mu.asking = "", false
 		switch {
 		case r.Err != nil:
 			s.mu.replayErr = r.Err.Error()
@@ -94,7 +95,7 @@ func (k *socket) Disconnected(err error) {
 	if err != nil {
 		text = err.Error()
 	}
-	k.each(func(s *stream) { s.mu.link = text })
+	k.each(func(s *stream) { s.mu.link, s.mu.asking = text, false })
 	if text == k.warnedFor {
 		return
 	}

@@ -51,7 +51,8 @@ type stream struct {
 		lost      uint64 // batches lost in this incarnation
 		link      string // why the engine is not connected; "" when it is
 		connected bool   // it is or has been
-		replayErr string
+		replayErr string // of the last replay; "" where it was answered
+		asking    bool   // the replay socket is being asked what came before this connection
 		engine    string // its kind, for the flag to name
 		feeder    *socket
 		last      kvwire.Message // applied last; Payload nil until the first
@@ -72,10 +73,13 @@ func newStream(cfg *RelayConfig, rank int, log *slog.Logger, m rankMetrics, chan
 	}
 	s.mu.tr = NewTranslator(TranslatorConfig{})
 	s.mu.lack = lackEvents
-	s.mu.link = "not connected yet"
+	s.mu.link = notYet
 	s.newEpochLocked()
 	return s
 }
+
+// notYet is the link of a socket that has not failed either.
+const notYet = "being connected"
 
 // nextEpoch returns an epoch above the last one: the milliseconds since 1970, and 20
 // random bits that keep apart two relays which share an id by mistake. Epochs rise, so
@@ -167,7 +171,7 @@ func (s *stream) noteLocked() {
 			s.log.Warn("KV events are partial", "reason", reason)
 		}
 	}
-	if now := (told{s.mu.epoch, s.mu.lack, s.mu.complete, s.mu.link, s.mu.tr.BlockSize()}); now != s.mu.told {
+	if now := (told{s.mu.epoch, s.mu.lack, s.mu.complete, s.mu.asking, s.mu.link, s.mu.replayErr, s.mu.tr.BlockSize()}); now != s.mu.told {
 		s.mu.told = now
 		notify(s.changed)
 	}
@@ -178,7 +182,9 @@ type told struct {
 	epoch     uint64
 	lack      lack
 	complete  bool
+	asking    bool
 	link      string
+	replayErr string
 	blockSize int
 }
 
@@ -264,13 +270,24 @@ func (s *stream) coverageLocked() (Coverage, string) {
 	if reason := s.reasonLocked(); reason != "" {
 		return CoveragePartial, reason
 	}
+	if s.mu.replayErr != "" { // nothing is missing so far
+		return CoverageComplete, "the next lost message will leave a gap: " + s.replayFix()
+	}
 	return CoverageComplete, ""
+}
+
+// replayFix says what is wrong with the replay socket.
+func (s *stream) replayFix() string {
+	return fmt.Sprintf("the replay socket does not answer (%s): check replay: of the worker and "+
+		`"replay_endpoint" in the engine's --kv-events-config`, s.mu.replayErr)
 }
 
 // reasonLocked says what keeps the rank from being complete and which flag mends it.
 func (s *stream) reasonLocked() string {
 	const setReplay = `set "replay_endpoint" in the engine's --kv-events-config and replay: of the worker, or give the relay a state_dir`
 	switch {
+	case s.mu.link == notYet:
+		return s.endpoint() + " is being connected"
 	case s.mu.link != "" && s.mu.connected:
 		return fmt.Sprintf("%s: the engine's event socket is gone, reconnecting: %s", s.endpoint(), s.mu.link)
 	case s.mu.link != "":
@@ -278,19 +295,27 @@ func (s *stream) reasonLocked() string {
 	}
 	switch s.mu.lack {
 	case lackEvents:
+		if s.mu.asking {
+			return "the replay socket is being asked for earlier KV events"
+		}
+		if s.mu.replayErr != "" {
+			return "no KV event yet; " + s.replayFix()
+		}
 		return "no KV event yet; if the worker has served requests, KV events are off: start the engine with " + eventsFlag(s.mu.engine)
 	case lackStart:
 		switch {
 		case s.cfg.Replay == "":
 			return "attached after the engine's first event, without a replay socket: " + setReplay
 		case s.mu.replayErr != "":
-			return fmt.Sprintf("the replay socket does not answer (%s): check replay: of the worker and "+
-				`"replay_endpoint" in the engine's --kv-events-config`, s.mu.replayErr)
+			return s.replayFix()
 		}
 		return `the engine's replay buffer no longer holds its first event: raise "buffer_steps" in --kv-events-config, or give the relay a state_dir`
 	case lackGap:
-		if s.cfg.Replay == "" {
+		switch {
+		case s.cfg.Replay == "":
 			return fmt.Sprintf("%d event batches were lost: %s", s.mu.lost, setReplay)
+		case s.mu.replayErr != "":
+			return fmt.Sprintf("%d event batches were lost: %s", s.mu.lost, s.replayFix())
 		}
 		return fmt.Sprintf(`%d event batches were lost and the replay socket had them no more: raise "buffer_steps" and "hwm" in --kv-events-config`, s.mu.lost)
 	case lackUnreadable:

@@ -69,6 +69,10 @@ type Prompt struct {
 // is first asked for. A sequence that begins like another takes over what is known of
 // that one. Safe for concurrent use.
 type Chains struct {
+	// Changed, unless nil, is told by how much Bytes has changed, without a lock held. It is
+	// set before others have the Chains.
+	Changed func(bytes int64)
+
 	mu   sync.Mutex
 	list []chain
 }
@@ -76,6 +80,7 @@ type Chains struct {
 type chain struct {
 	blockSize int
 	hashes    []SequenceHash
+	held      int // hashes in the memory that hashes is a part of
 }
 
 // Prefix returns new Chains that know what c knows of the first tokens tokens.
@@ -85,24 +90,33 @@ func (c *Chains) Prefix(tokens int) *Chains {
 	defer c.mu.Unlock()
 	for _, k := range c.list {
 		if n := min(tokens/k.blockSize, len(k.hashes)); n > 0 {
-			out.list = append(out.list, chain{k.blockSize, k.hashes[:n:n]})
+			out.list = append(out.list, chain{k.blockSize, k.hashes[:n:n], k.held})
 		}
 	}
 	return out
 }
 
-// Bytes is the memory that the hashes take, as if none were shared.
+// Bytes is the memory that the hashes keep, as if none of it were shared.
 func (c *Chains) Bytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := 0
 	for _, k := range c.list {
-		n += 8 * cap(k.hashes)
+		n += 8 * k.held
 	}
 	return int64(n)
 }
 
 func (c *Chains) of(tokens []uint32, blockSize int, seed uint64) []SequenceHash {
+	hashes, changed := c.hashed(tokens, blockSize, seed)
+	if changed != 0 && c.Changed != nil {
+		c.Changed(changed)
+	}
+	return hashes
+}
+
+// hashed returns the hashes of tokens and by how much Bytes has changed.
+func (c *Chains) hashed(tokens []uint32, blockSize int, seed uint64) (hashes []SequenceHash, changed int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := slices.IndexFunc(c.list, func(k chain) bool { return k.blockSize == blockSize })
@@ -111,16 +125,17 @@ func (c *Chains) of(tokens []uint32, blockSize int, seed uint64) []SequenceHash 
 		c.list = append(c.list, chain{blockSize: blockSize})
 	}
 	k := &c.list[at]
-	whole := len(tokens) / blockSize
+	whole, held := len(tokens)/blockSize, k.held
 	switch known := len(k.hashes); {
 	case known >= whole:
 	case known == 0:
-		k.hashes = AppendSequenceHashes(make([]SequenceHash, 0, whole), tokens, blockSize, seed)
+		k.hashes, k.held = AppendSequenceHashes(make([]SequenceHash, 0, whole), tokens, blockSize, seed), whole
 	default:
 		grown := append(make([]SequenceHash, 0, whole), k.hashes...)
 		k.hashes = extendChain(grown, k.hashes[known-1], tokens[known*blockSize:], blockSize, seed)
+		k.held = whole
 	}
-	return k.hashes[:whole:whole]
+	return k.hashes[:whole:whole], int64(8 * (k.held - held))
 }
 
 // Exact tells whether the prompt's tokens are known.
