@@ -243,3 +243,20 @@ func (p *Prefiller) tendCopies() {
 		}
 	}
 }
+
+// start makes Run run a task, which ends soon after its context does. It tells whether
+// that will come.
+func (p *Prefiller) start(task func(context.Context)) bool {
+	p.mu.Lock()
+	if p.mu.closed {
+		p.mu.Unlock()
+		return false
+	}
+	p.mu.tasks = append(p.mu.tasks, task)
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
