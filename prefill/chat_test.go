@@ -86,14 +86,14 @@ func (c *chat) turn(s say) outcome {
 	}
 	w := lease.Worker()
 	warmer.Yield(w)
-	t.Routed(prompt)
+	t.Routed(lease, prompt)
 	g.settled()
 	g.logf("%s  request  %s  %s", c.name, w, t.State())
 	output := generation(s.Reasoning, s.Reply, s.Call)
 	if s.Output > 0 {
 		output = output[:min(s.Output, len(output))]
 	}
-	e := g.engines[w.ID]
+	e := g.engine(w.ID)
 	x := e.submit(render(body), output)
 	<-x.first
 	ttft := time.Since(begin)

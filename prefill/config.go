@@ -31,6 +31,13 @@ const (
 	TriggerTools Trigger = "tools" // the assistant calls tools: the next turn is near and nearly certain
 )
 
+// The triggers that answer no turn. They send prefixes that conversations share or have.
+const (
+	TriggerJoin      Trigger = "join"      // a worker has come with an empty cache
+	TriggerReplicate Trigger = "replicate" // a head is worth a copy on an idle worker
+	TriggerRewarm    Trigger = "rewarm"    // the blocks of a conversation that waits are gone
+)
+
 // Warmup is one prefill-only request, ready to be sent.
 type Warmup struct {
 	Worker        kv.WorkerRank
@@ -85,6 +92,17 @@ type Config struct {
 	// HeldBytes caps the bodies and replies kept for warming; default 256 MiB. Turns
 	// beyond it are not warmed.
 	HeldBytes int64
+
+	// Join warms the hottest shared heads on a worker with an empty cache before it takes
+	// requests, at most 10 s, where others can take them (Prefiller.Join).
+	Join bool
+	// Replicate copies a shared head to an idle worker when what requests lose for want
+	// of it there pays for that (router.Config.Copies must be set, too).
+	Replicate bool
+	// Rewarm computes the prefix of a conversation that waits for its next turn again
+	// when its blocks are gone, its user is likely to come back, and what goes for it has
+	// been idle for long. Its tokens are kept for as long as it waits.
+	Rewarm bool
 
 	Router *router.Router // required
 	Sender Sender         // required

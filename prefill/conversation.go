@@ -71,6 +71,7 @@ type table struct {
 	byKey map[uint64]*conversation
 	order [2]list.List // by conversation.overdue; oldest in front
 	marks int64        // bytes of expectations
+	gone  func(*conversation)
 }
 
 func (t *table) init() {
@@ -96,6 +97,9 @@ func (t *table) remove(c *conversation) {
 	t.list(c).Remove(c.place)
 	c.place = nil
 	t.marks -= c.expect.size()
+	if t.gone != nil {
+		t.gone(c)
+	}
 }
 
 // expect keeps what a warm-up takes for granted of a conversation's next turn.

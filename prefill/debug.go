@@ -44,6 +44,11 @@ type Snapshot struct {
 	Queue         int     `json:"queue"`         // warm-ups that wait or are under way
 	HeldBytes     int64   `json:"held_bytes"`
 
+	Heads      []Head              `json:"heads,omitempty"`               // shared prefixes, the hottest first
+	Joining    map[string]float64  `json:"joining_seconds,omitempty"`     // workers that are warmed before they take requests, and since when
+	Kept       int                 `json:"kept,omitempty"`                // conversations that rewarm looks after
+	BudgetLeft map[Trigger]float64 `json:"budget_left_seconds,omitempty"` // of join and rewarm
+
 	// Headline is the comparison of all turns that chance chose to warm or to hold out.
 	Headline Comparison `json:"headline"`
 
@@ -104,6 +109,44 @@ func (p *Prefiller) expectationLocked(s scope, takes float64) Expectation {
 	return e
 }
 
+// Head is one shared prefix.
+type Head struct {
+	Model  string    `json:"model"`
+	LoRA   string    `json:"lora,omitempty"`
+	Salted bool      `json:"salted,omitempty"`
+	Tokens int       `json:"tokens"`
+	Turns  int       `json:"first_turns"`        // that began with it
+	Recent float64   `json:"first_turns_recent"` // the same, decayed over minutes
+	Last   time.Time `json:"last_seen"`
+}
+
+// copiesLocked fills in what is known of the triggers that answer no turn.
+func (s *Snapshot) copiesLocked(p *Prefiller, now time.Time) {
+	for _, h := range p.mu.heads.hottest(now) {
+		if len(s.Heads) == maxShown {
+			break
+		}
+		s.Heads = append(s.Heads, Head{
+			Model: h.key.model, LoRA: h.ns.LoRA, Salted: h.ns.Salt != "", Tokens: len(h.tokens), Turns: h.turns, Recent: h.weight(now), Last: h.last,
+		})
+	}
+	for worker, began := range p.mu.joining {
+		if s.Joining == nil {
+			s.Joining = map[string]float64{}
+		}
+		s.Joining[worker] = now.Sub(began).Seconds()
+	}
+	s.Kept = p.mu.rewarming.order.Len()
+	for t, on := range map[Trigger]bool{TriggerJoin: p.cfg.Join, TriggerRewarm: p.cfg.Rewarm} {
+		if on {
+			if s.BudgetLeft == nil {
+				s.BudgetLeft = map[Trigger]float64{}
+			}
+			s.BudgetLeft[t] = max(p.mu.budget.room(t), 0)
+		}
+	}
+}
+
 // Debug returns the state of the moment.
 func (p *Prefiller) Debug() Snapshot {
 	now := time.Now()
@@ -117,6 +160,7 @@ func (p *Prefiller) Debug() Snapshot {
 	}
 	s.Tokens = maps.Clone(p.mu.tokens)
 	s.Tokens["open"] = p.mu.tokensOpen
+	s.copiesLocked(p, now)
 	for of, e := range l.scopes {
 		gaps := l.gaps(of)
 		s.Scopes = append(s.Scopes, Scope{
@@ -158,19 +202,22 @@ func (e *experiment) comparison() Comparison {
 // recordLocked keeps what became of a warm-up that was sent.
 func (p *Prefiller) recordLocked(j *job, outcome, reason string) {
 	w := &j.c.warm
-	p.mu.recent[p.mu.next%maxRecent] = Record{
+	p.noteLocked(Record{
 		Time: j.sent, Model: j.c.scope.model, Trigger: j.trigger, Worker: w.worker, LiveTokens: w.live, GainTokens: w.gain,
 		Seconds: time.Since(j.sent).Seconds(), Outcome: outcome, Reason: reason, LiveFrom: w.from, Form: w.form,
-	}
-	p.mu.next++
+	})
 }
 
 // recordFalseLocked keeps where a next prompt left what was warmed for it.
 func (p *Prefiller) recordFalseLocked(c *conversation, r *truth) {
 	w := &c.warm
-	p.mu.recent[p.mu.next%maxRecent] = Record{
+	p.noteLocked(Record{
 		Time: time.Now(), Model: c.scope.model, Trigger: c.scope.trigger, Worker: w.worker, LiveTokens: w.live, GainTokens: w.gain,
 		LiveFrom: w.from, Form: w.form, Outcome: "prefix_false", Reason: r.where, PrefixTokens: c.expect.prefix, DiffersAt: &r.at,
-	}
+	})
+}
+
+func (p *Prefiller) noteLocked(r Record) {
+	p.mu.recent[p.mu.next%maxRecent] = r
 	p.mu.next++
 }

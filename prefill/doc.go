@@ -23,12 +23,19 @@
 // those that would be warmed, a random share is held out; the difference of the two
 // groups' TTFT is what warming saves.
 //
-// Contract: Arrived, Observe, Finish and Yield never wait, neither for a worker nor for a
+// Prefixes that conversations share, or wait with, are warmed at other events:
+//
+//	worker healthy ──▶ Join ─────────▶ hottest heads ──┐
+//	request routed ──▶ Turn.Routed ──▶ head, if paid ──┼─▶ gates ──▶ Sender ──▶ worker
+//	each second ─────▶ evicted? ─────▶ conversation ───┘
+//
+// Contract: Arrived, Observe, Finish, Routed, Join and Yield never wait, neither for a worker nor for a
 // queue. A warm-up that fails, or is never sent, moves a counter and nothing else. At
 // most one of a conversation is under way at a time; it gives way to every client's
 // request that is routed to its rank (Yield) and goes on later, is not repeated after a
 // failure, and ends within a minute of its turn. Bodies are held no longer than that,
-// under a byte cap, and are in no log, metric or debug page.
+// tokens of heads and, with Rewarm, of conversations longer, all under a byte cap; none
+// are in a log, metric or debug page.
 //
 // "Speculative prefill" here is this warming, not draft-model sparse prefill.
 package prefill

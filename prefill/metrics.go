@@ -33,6 +33,9 @@ const (
 	skipRetryAfter = "retry_after" // the worker asked for a pause
 	skipLearning   = "learning"    // measured not to pay
 	skipShutdown   = "shutdown"
+	skipPressure   = "pressure"  // of a copy: what would go for it was used not long ago
+	skipReturn     = "return"    // of a copy: its user may not come back in time
+	skipTokens     = "no_tokens" // of a copy: the prompt's token ids are not known
 )
 
 // lateTurn is the reason of outcomeLate, and of outcomeCancelled besides some of the above.
@@ -64,6 +67,11 @@ type metrics struct {
 	forgotten prometheus.Counter
 	yields    prometheus.Counter
 	inflight  prometheus.Gauge
+
+	copies     *prometheus.CounterVec
+	copyTokens *prometheus.CounterVec
+	copyUse    *prometheus.CounterVec
+	joins      prometheus.Histogram
 }
 
 func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
@@ -100,10 +108,19 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 			"Times a warm-up under way was cancelled to give way to another request; it goes on later.")),
 		inflight: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "inflight",
 			Help: "Warm-ups sent and not yet answered."}),
+		copies: prometheus.NewCounterVec(counter("copies_total",
+			"Warm-ups of join, replicate and rewarm by outcome: warmed, cancelled, failed or skipped, and why."), []string{"trigger", "outcome", "reason"}),
+		copyTokens: prometheus.NewCounterVec(counter("copy_tokens_total",
+			"Tokens that warm-ups of join, replicate and rewarm were sent to compute."), []string{"trigger"}),
+		copyUse: prometheus.NewCounterVec(counter("copy_used_tokens_total",
+			"Tokens of those that were warmed, by what became of them: used by a later request, or wasted: not within 15 minutes."), []string{"trigger", "outcome"}),
+		joins: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "join_seconds",
+			Help: "Time from a worker's being healthy to its taking requests, where it was warmed first.", Buckets: []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 15}}),
 	}
 	if reg != nil {
 		reg.MustRegister(savings(p)...)
 		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.gaps, m.forecasts, m.meetings, m.forgotten, m.yields, m.inflight,
+			m.copies, m.copyTokens, m.copyUse, m.joins,
 			gauge("conversations", "Finished turns that wait for their next one.", func() float64 { n, _ := p.sizes(); return float64(n) }),
 			gauge("open_tokens", "Tokens of warm-ups whose next turn is still to come.", func() float64 {
 				p.mu.Lock()
@@ -118,3 +135,11 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 }
 
 func (m *metrics) outcome(outcome, reason string) { m.outcomes.WithLabelValues(outcome, reason).Inc() }
+
+func (m *metrics) planted(t Trigger, used bool, tokens int) {
+	outcome := outcomeWasted
+	if used {
+		outcome = outcomeUsed
+	}
+	m.copyUse.WithLabelValues(string(t), outcome).Add(float64(tokens))
+}

@@ -92,10 +92,10 @@ func (p *Prefiller) Elsewhere(peer string, all []kv.WarmUp) {
 	s.abroad[peer] = all
 }
 
-// Routed tells the prompt of the turn, once it is known and routed: if it starts with what
-// another proxy warms, that one is told. It costs one load where there is nothing.
-func (t *Turn) Routed(prompt *kv.Prompt) {
-	if t == nil || t.prev != nil || t.met.id != 0 || prompt == nil || t.p.abroad.Load() == 0 {
+// meet tells another proxy that the turn has come here, if the prompt starts with what that
+// one warms. It costs one load where there is nothing.
+func (t *Turn) meet(prompt *kv.Prompt) {
+	if t.prev != nil || t.met.id != 0 || prompt == nil || t.p.abroad.Load() == 0 {
 		return
 	}
 	p := t.p

@@ -142,10 +142,10 @@ func TestPeers_OnlyWhatItStartsWith(t *testing.T) {
 		{ID: 4, BlockSize: 32, Blocks: 2, Tail: tail},
 	})
 	turn := arrive(t, p, hello, "")
-	turn.Routed(prompt)
+	turn.meet(prompt)
 	p.Elsewhere("a", []kv.WarmUp{{ID: 5, BlockSize: 16, Blocks: 3, Tail: tail}})
 	p.Elsewhere("a", nil)
-	turn.Routed(prompt)
+	turn.meet(prompt)
 	if p.abroad.Load() != 0 || turn.State() != "" {
 		t.Errorf("%d are known of a peer that is gone, state %q", p.abroad.Load(), turn.State())
 	}

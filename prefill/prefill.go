@@ -32,16 +32,25 @@ type Prefiller struct {
 
 	mu struct {
 		sync.Mutex
-		table  table
-		jobs   []*job // oldest first
-		fresh  []*job // of them, those that Run has not started
-		pauses map[string]time.Time
-		chats  map[string]time.Time // workers that take no token ids, and until when
-		habits habits
-		learn  learning
-		rand   *rand.Rand
-		tau    time.Duration // age scale that the router told last
-		stay   float64       // residency that the router told last, seconds
+		table       table
+		jobs        []*job // oldest first
+		fresh       []*job // of them, those that Run has not started
+		pauses      map[string]time.Time
+		chats       map[string]time.Time // workers that take no token ids, and until when
+		habits      habits
+		learn       learning
+		rand        *rand.Rand
+		tau         time.Duration // age scale that the router told last
+		stay        float64       // residency that the router told last, seconds
+		heads       heads
+		copies      []*copying // on their way
+		joining     map[string]time.Time
+		replicating map[kv.WorkerRank]bool
+		budget      budgets
+		planted     planted
+		rewarming   rewarming
+		tasks       []func(context.Context) // that Run has not started
+
 		recent [maxRecent]Record
 		next   int
 		closed bool
@@ -92,6 +101,8 @@ func New(cfg Config) *Prefiller {
 	p := &Prefiller{cfg: cfg, seed: maphash.MakeSeed(), wake: make(chan struct{}, 1)}
 	p.sums.New = func() any { return new([]uint64) }
 	p.mu.table.init()
+	p.mu.table.gone = p.unkeepLocked
+	p.mu.rewarming.init()
 	p.mu.pauses = map[string]time.Time{}
 	p.mu.chats, p.mu.habits = map[string]time.Time{}, habits{}
 	p.mu.tokens = map[string]int{}
@@ -102,6 +113,16 @@ func New(cfg Config) *Prefiller {
 	p.mu.tau = time.Minute
 	p.metrics = newMetrics(p, cfg.Registerer)
 	p.verify = newVerifyMetrics(cfg.Registerer)
+	p.mu.heads.init(cfg.HeldBytes/headShare, p.hold, func(n int64) { p.held.Add(-n) })
+	p.mu.joining = map[string]time.Time{}
+	p.mu.replicating = map[kv.WorkerRank]bool{}
+	p.mu.budget = budgets{spent: map[Trigger]float64{}, at: time.Now()}
+	p.mu.planted.done = func(t Trigger, used bool, tokens int) {
+		p.metrics.planted(t, used, tokens)
+		if t == TriggerRewarm {
+			p.mu.rewarming.settled(used, tokens)
+		}
+	}
 	return p
 }
 
@@ -113,6 +134,7 @@ func (p *Prefiller) Run(ctx context.Context) error {
 	defer p.close()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	caches := map[kv.WorkerRank]int{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -120,11 +142,17 @@ func (p *Prefiller) Run(ctx context.Context) error {
 		case <-tick.C:
 			p.sweep(time.Now())
 			p.evacuate()
+			p.tend(caches)
 		case <-p.wake:
 			p.mu.Lock()
 			fresh := p.mu.fresh
 			p.mu.fresh = nil
+			tasks := p.mu.tasks
+			p.mu.tasks = nil
 			p.mu.Unlock()
+			for _, task := range tasks {
+				wg.Go(func() { task(ctx) })
+			}
 			for _, j := range fresh {
 				wg.Go(func() { p.work(ctx, j) })
 			}
@@ -137,10 +165,30 @@ func (p *Prefiller) close() {
 	p.mu.Lock()
 	p.mu.closed = true
 	jobs := append([]*job(nil), p.mu.jobs...)
+	tasks := p.mu.tasks
+	p.mu.tasks = nil
+	p.mu.heads.clear()
+	for _, e := range p.mu.rewarming.byKey {
+		p.unkeepLocked(e.Value.(*kept).c)
+	}
 	p.mu.Unlock()
 	for _, j := range jobs {
 		p.stop(j, outcomeSkipped, skipShutdown)
 	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, task := range tasks {
+		task(over) // gives back what it holds
+	}
+}
+
+// hold counts n more bytes and tells whether there is room for them.
+func (p *Prefiller) hold(n int64) bool {
+	if p.held.Add(n) > p.cfg.HeldBytes {
+		p.held.Add(-n)
+		return false
+	}
+	return true
 }
 
 // Pause keeps warm-ups from a worker for a while: it answered a request with Retry-After.
@@ -198,6 +246,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 		p.unshareLocked(old)
 	}
 	p.mu.table.add(c)
+	p.keepLocked(c, t, &e)
 	p.open.Store(int64(len(p.mu.table.byKey)))
 	var dropped *job
 	if len(p.mu.jobs) >= maxJobs {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/kv"
 )
 
@@ -47,6 +48,8 @@ type Turn struct {
 	met      met           // the same at another proxy
 	state    string
 	thought  bool // reasoning was seen since the last user's message
+	first    bool // no assistant message yet
+	user     bool // the last message is a user's
 	ended    bool
 	own      habit  // how this conversation's client writes replies back
 	came     string // what this turn's messages have other than was assumed, "" for nothing
@@ -75,7 +78,7 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	if !wanted && p.idle() && !abroad {
 		return nil
 	}
-	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages)}
+	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages), first: a.Request.FirstTurn, user: lastUser(a.Request)}
 	buf := p.sums.Get().(*[]uint64)
 	hashes := sums((*buf)[:0], p.seed, t.id, a.Body, a.Request)
 	t.key = hashes[len(hashes)-1]
@@ -138,6 +141,15 @@ func hinted(value string) Mode {
 	return ""
 }
 
+// Routed tells where the turn's request goes, with its prompt. It never waits.
+func (t *Turn) Routed(l *router.Lease, prompt *kv.Prompt) {
+	if t == nil {
+		return
+	}
+	t.meet(prompt)
+	t.replicate(l, prompt)
+}
+
 // State tells what became of the warm-up for this turn: "warmed", "late", "cancelled",
 // "holdout", "failed" or "skipped:reason"; "" where this is the next turn of nothing.
 func (t *Turn) State() string {
@@ -183,8 +195,7 @@ func (t *Turn) hold(n int64) bool {
 	if t.held+n > maxTurnBytes {
 		return false
 	}
-	if t.p.held.Add(n) > t.p.cfg.HeldBytes {
-		t.p.held.Add(-n)
+	if !t.p.hold(n) {
 		return false
 	}
 	t.held += n
@@ -215,6 +226,7 @@ func (t *Turn) Finish(e End) {
 	if t.mode == "" {
 		return
 	}
+	p.learn(t, &e)
 	reason, trigger := t.skip, Trigger("")
 	if reason == "" && !(e.OK && t.reply.finished) {
 		reason = skipIncomplete

@@ -23,7 +23,10 @@ func (p *Prefiller) Yield(to kv.WorkerRank) {
 			p.metrics.yields.Inc()
 		}
 	}
+	copies := p.recallCopiesLocked(cutYield, func(c *copying) bool { return c.to == to })
 	p.mu.Unlock()
+	p.metrics.yields.Add(float64(len(copies)))
+	leases = append(leases, copies...)
 	for _, l := range leases {
 		l.Done(noOutcome)
 	}

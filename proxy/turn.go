@@ -343,7 +343,7 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 		}
 		t.lease = lease
 		s.cfg.Prefill.Yield(lease.Worker())
-		t.warm.Routed(t.prompt)
+		t.warm.Routed(lease, t.prompt)
 		failed = t.attempt(rc, body)
 		again := attempt < s.retries() && t.ctx.Err() == nil
 		attempt++

@@ -151,6 +151,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	var peers *events.Peers
 	var tell func()
 	var reach prefill.Peers
+	var warmer *prefill.Prefiller
 	shared := bus.Shared()
 	if shared != nil {
 		tell = func() { peers.Wake() }
@@ -164,6 +165,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Workers:     &numbers,
 		OnStaleHits: func(r kv.WorkerRank) { consumer.Resync(r, "stale_hits") },
 		OnBooking:   tell,
+		Copies:      cfg.Prefill.copies(),
 		Registerer:  registry,
 		Logger:      log,
 
@@ -179,6 +181,8 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Prefix:   cfg.NATS.Prefix,
 		Cluster:  cfg.NATS.Cluster,
 		StateDir: cfg.StateDir,
+
+		OnHealthy: func(worker string) { warmer.Join(worker) },
 		Timeouts: upstream.Timeouts{
 			Connect:   time.Duration(cfg.Limits.ConnectTimeout),
 			FirstByte: time.Duration(cfg.Limits.FirstByteTimeout),
@@ -207,13 +211,18 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
-	warmer := prefill.New(prefill.Config{
+	warmer = prefill.New(prefill.Config{
 		Default: prefill.Mode(cfg.Prefill.Mode),
 		Models:  modes(cfg.Prefill.Models),
 		Keys:    modes(cfg.Prefill.Keys),
 		Holdout: orNone(cfg.Prefill.Holdout),
-		Router:  rt,
-		Sender:  proxy.Sender{Fleet: fleet},
+
+		Join:      cfg.Prefill.Join,
+		Replicate: cfg.Prefill.Replicate,
+		Rewarm:    cfg.Prefill.Rewarm,
+
+		Router: rt,
+		Sender: proxy.Sender{Fleet: fleet},
 		Identify: func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
 			return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
 		},

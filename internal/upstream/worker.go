@@ -257,6 +257,9 @@ func (w *Worker) setHealth(healthy bool, reason string) {
 	turned := w.mu.healthy != healthy || !healthy && w.mu.reason == reasonUnprobed
 	w.mu.Unlock()
 	if changed && f.Worker(w.id) == w { // else it has left
+		if healthy && f.cfg.OnHealthy != nil {
+			f.cfg.OnHealthy(w.id)
+		}
 		f.cfg.Router.SetHealth(w.id, healthy, reason)
 	}
 	w.mu.Lock()
