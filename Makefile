@@ -7,6 +7,8 @@ WARMROUTE_DATA ?= ../shared/data
 STATICCHECK = $(GO) tool staticcheck
 # Packages in which goroutines share state: the ones that run under the race detector.
 CONCURRENT = ./bench ./prefill ./router/... ./internal/hub ./internal/kvwire ./internal/prompt ./internal/sim ./internal/upstream ./proxy ./cmd/...
+# Tests that measure: one goroutine at a time, or tokens that the race detector makes late.
+MEASURING = Load_|Race_|Proof_|Matrix_|Account_|Holdout_|Heads_AreBounded|HoldsNoMore|Local_Hostile|WholeText|TestLimits_(Memory|Deadline|Segments|Long|Fall)|Speculation_|Warms(AllThatCanBe|AWorkerBefore)
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
 # The proxy would warn of it: only these targets have it in their environment.
@@ -51,7 +53,7 @@ vulncheck: ## known vulnerabilities in what we call (needs vuln.go.dev)
 
 .PHONY: race
 race: ## the concurrent packages under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $(CONCURRENT)
+	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m -skip '$(MEASURING)' $(CONCURRENT)
 	CGO_ENABLED=1 $(GO) test -race -short -run Concurren ./internal/jinja ./internal/tokenizer
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m -run 'Live|Chaos' ./internal/testcluster # the rest is one goroutine in virtual time
 

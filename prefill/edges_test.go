@@ -122,6 +122,8 @@ func TestEdge_TwoTabs(t *testing.T) {
 			t.Errorf("the tab that goes on: %q", o.State)
 		}
 		time.Sleep(30 * time.Second)
+		g.mu.Lock()
+		defer g.mu.Unlock()
 		if most != 1 {
 			t.Errorf("%d warm-ups of one conversation at a time", most)
 		}

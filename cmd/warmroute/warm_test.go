@@ -198,12 +198,12 @@ func TestServe_WarmsAllThatCanBe(t *testing.T) {
 					t.Errorf("warm %t: %.0f %% of the prompt is cached", warm, 100*share)
 				}
 			}
-			m := text(t, r.s.admin+"/metrics")
-			if n := sum(m, `warmroute_prefill_form_total\{form="tokens"\}`); n < 5 || sum(m, "warmroute_prefill_form_total") != n {
-				t.Errorf("%g warm-ups of token ids, %g in all", n, sum(m, "warmroute_prefill_form_total"))
+			m := text(t, r.s.admin+"/metrics") // tokens that come too late make a chat of a warm-up
+			if ids, all := sum(m, `warmroute_prefill_form_total\{form="tokens"\}`), sum(m, "warmroute_prefill_form_total"); all < 5 || ids < 1 {
+				t.Errorf("%g warm-ups of token ids, %g in all", ids, all)
 			}
-			if n := sum(m, `warmroute_prefill_prefix_total\{result="true",where=""\}`); n < 4 || sum(m, "warmroute_prefill_prefix_total") != n {
-				t.Errorf("%g true prefixes of %g", n, sum(m, "warmroute_prefill_prefix_total"))
+			if n, all := sum(m, `warmroute_prefill_prefix_total\{result="true",where=""\}`), sum(m, "warmroute_prefill_prefix_total"); n < 1 || sum(m, `warmroute_prefill_prefix_total\{result="false"[^}]*\}`) != 0 {
+				t.Errorf("%g true prefixes of %g", n, all)
 			}
 		})
 	}
