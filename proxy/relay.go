@@ -54,14 +54,13 @@ type relay struct {
 	hold int    // cut: start of what is held back in buf
 	base int64  // cut: offset in the stream of buf[0]
 	cuts []span // cut: frames to leave out, as offsets in the stream
+	lf   bool   // cut: an LF that comes next belongs to the frame that was left out
 
 	out  []byte // ready for the client before anything else is read
 	err  error  // returned once out is empty
 	scan openai.Scanner
 	seen openai.Stream
 	fed  int64 // bytes of the stream that were read
-
-	lastFed byte // the last of them
 
 	start, last time.Time     // of the request, and of the last token
 	firstToken  time.Duration // after start; 0 before it
@@ -127,9 +126,7 @@ func (r *relay) silent() bool {
 	if r.cut {
 		sent = r.base + int64(r.hold)
 	}
-	// A CRLF's LF counts to the event behind it.
-	between := sent == r.scan.Settled() || sent == r.scan.Settled()+1 && r.lastFed == '\n'
-	return between && !r.await(r.beat)
+	return sent == r.scan.Settled() && !r.await(r.beat)
 }
 
 // observe reads along with the next bytes of the stream.
@@ -138,20 +135,36 @@ func (r *relay) observe(chunk []byte) {
 		return
 	}
 	before := r.seen.Deltas
+	if r.lf && chunk[0] == '\n' {
+		r.cuts = append(r.cuts, span{r.fed, r.fed + 1})
+	}
+	r.lf = false
 	r.fed += int64(len(chunk))
-	r.lastFed = chunk[len(chunk)-1]
 	r.scan.Feed(chunk)
 	for ev, ok := r.scan.Next(); ok; ev, ok = r.scan.Next() {
-		r.event(ev)
+		if r.event(ev) {
+			r.leaveOut(ev, chunk[int64(len(chunk))-(r.fed-ev.End)-1:])
+		}
 	}
 	r.tokens(r.seen.Deltas - before)
 }
 
-func (r *relay) event(ev openai.Event) {
+// event reads an event and tells whether the client does not get it.
+func (r *relay) event(ev openai.Event) (out bool) {
 	r.warm.Observe(ev)
-	if f := r.seen.Observe(ev); f&openai.FrameUsageOnly != 0 && r.cut && ev.Start >= r.base {
-		r.cuts = append(r.cuts, span{ev.Start, ev.End})
+	return r.seen.Observe(ev)&openai.FrameUsageOnly != 0 && r.cut && ev.Start >= r.base
+}
+
+// leaveOut cuts a frame and the LF of the CRLF that it may end with. tail is what was read
+// of the stream from the frame's last byte on.
+func (r *relay) leaveOut(ev openai.Event, tail []byte) {
+	to := ev.End
+	if tail[0] == '\r' {
+		if r.lf = len(tail) == 1; !r.lf && tail[1] == '\n' {
+			to++
+		}
 	}
+	r.cuts = append(r.cuts, span{ev.Start, to})
 }
 
 // tokens books n more tokens of output. A delta is about one token; usage, at the end,
@@ -219,11 +232,6 @@ func (r *relay) release(ready int) {
 	r.out = r.buf[:ready]
 	for i := len(r.cuts) - 1; i >= 0; i-- {
 		from, to := int(r.cuts[i].from-r.base), int(r.cuts[i].to-r.base)
-		// A CRLF's LF counts to the event behind it. It stays where the frame leaves none
-		// in its place: clients that know no lone CR would not see the event before end.
-		if r.out[from] == '\n' && r.out[to-1] == '\n' {
-			from++
-		}
 		r.out = append(r.out[:from], r.out[to:]...)
 	}
 	r.cuts = r.cuts[:0]
@@ -235,7 +243,9 @@ func (r *relay) end(err error) {
 	if err == io.EOF {
 		if ev, ok := r.scan.Close(); ok {
 			before := r.seen.Deltas
-			r.event(ev)
+			if r.event(ev) {
+				r.cuts = append(r.cuts, span{ev.Start, r.fed})
+			}
 			r.tokens(r.seen.Deltas - before)
 		}
 		r.err = io.EOF

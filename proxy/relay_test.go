@@ -114,6 +114,27 @@ func TestFC16_StreamsPassUnchangedInAnyPieces(t *testing.T) {
 	}
 }
 
+// TestRelay_HoldsBackNoLineEnd: where lines end with CRLF, an event's last LF leaves with
+// it. Clients that know no lone CR, OpenAI's among them, would see each event one late.
+func TestRelay_HoldsBackNoLineEnd(t *testing.T) {
+	crlf := func(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }
+	a, b, end := crlf(delta("a")), crlf(delta("b")+finish), crlf(doneEnd)
+	for _, cut := range []bool{false, true} {
+		src := &source{[]string{a, b + crlf(usage), end}, io.EOF}
+		r, _ := newTestRelay(src, cut)
+		buf := make([]byte, 4096)
+		for i, want := range []string{a, b, end} {
+			if !cut && i == 1 {
+				want += crlf(usage)
+			}
+			if n, err := r.Read(buf); string(buf[:n]) != want || err != nil {
+				t.Errorf("cut=%v: read %d gives %q, %v, not %q", cut, i, buf[:n], err, want)
+			}
+		}
+		r.close()
+	}
+}
+
 func TestRelay_HoldsBackNoWholeEvent(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		src := &source{[]string{delta("a"), delta("b") + delta("c"), ": ping\n\n", usage + doneEnd}, io.EOF}

@@ -9,7 +9,8 @@ const DefaultEventLimit = 4 << 20
 // Event is one SSE event that carries data.
 //
 // The ranges [Start, End) of a stream's events do not overlap and do not depend on
-// the chunks, and leaving one out leaves a well-formed stream of the others.
+// the chunks, and leaving one out leaves a well-formed stream of the others. The LF of a
+// CRLF that completes an event lies in no range.
 type Event struct {
 	Data     []byte // the data lines, joined by newlines; valid until the next call
 	Start    int64  // offset in the stream of its first byte
@@ -82,6 +83,9 @@ func (s *Scanner) Next() (Event, bool) {
 			s.skipLF = false
 			if s.chunk[s.pos] == '\n' {
 				s.pos++
+				if !s.block { // it is no part of the event to come
+					s.start = s.base + int64(s.pos)
+				}
 				continue
 			}
 		}

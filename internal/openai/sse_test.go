@@ -136,6 +136,9 @@ func TestScanner_SettledHoldsBackOnlyWhatIsOpen(t *testing.T) {
 	f("ta: b\n\n: pi", 18)
 	f("ng\n", 25)
 	f("\ndata: c\n\n", 35)
+	f("data: d\r\n\r\n", 46)
+	f("data: e\r\n\r", 56)
+	f("\n", 57)
 }
 
 // TestFC18_LongLines: lines beyond the limit are counted and skipped, those below it
