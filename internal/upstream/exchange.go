@@ -110,10 +110,11 @@ func publicCause(err error) string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Response is a worker's answer. Header is valid until Close; Read gives the body. It is
-// for one goroutine; ending Do's context makes a blocked Read return at once.
+// Response is a worker's answer. Header is the connection's, whose next answer may be
+// another user's: Close takes it away. Read gives the body. It is for one goroutine; ending
+// Do's context makes a blocked Read return at once.
 type Response struct {
-	Header *fasthttp.ResponseHeader // the connection's
+	Header *fasthttp.ResponseHeader
 
 	w       *Worker
 	body    body
@@ -367,7 +368,8 @@ func (r *Response) Close() error {
 	if c == nil {
 		return nil
 	}
-	if canceled || r.broken || !r.body.done || r.Header.ConnectionClose() {
+	r.Header = nil
+	if canceled || r.broken || !r.body.done || c.header.ConnectionClose() {
 		r.w.pool.discard(c)
 	} else {
 		r.w.pool.put(c)

@@ -46,6 +46,9 @@ func TestDo_ReusesAConnectionThatWasReadToItsEnd(t *testing.T) {
 		}
 		_ = r.Close()
 		_ = r.Close() // harmless
+		if r.Header != nil {
+			t.Error("a closed response shows the header of whatever the connection is used for next")
+		}
 	}
 	if n := s.conns.Load(); n != 1 {
 		t.Errorf("%d connections for three requests in a row", n)
