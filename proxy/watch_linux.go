@@ -19,9 +19,8 @@ import (
 // futex calls instead of 0.2, and a fifth of a small request's CPU time:
 // docs/benchmarks/overhead.md.)
 type departures struct {
-	epoll int
-	file  *os.File // epoll
-	raw   syscall.RawConn
+	file *os.File        // the epoll instance
+	raw  syscall.RawConn // of file: what goes through it cannot meet a descriptor that was reused
 
 	mu struct {
 		sync.Mutex
@@ -37,7 +36,7 @@ func newDepartures() (*departures, error) {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
 	_ = unix.SetNonblock(fd, true) // makes it one that Go's poller takes
-	d := &departures{epoll: fd, file: os.NewFile(uintptr(fd), "epoll")}
+	d := &departures{file: os.NewFile(uintptr(fd), "epoll")}
 	if d.raw, err = d.file.SyscallConn(); err != nil {
 		_ = d.file.Close()
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -58,9 +57,11 @@ func (d *departures) add(c *conn, t *net.TCPConn) (id uint64) {
 	d.mu.conns[id] = c
 	d.mu.Unlock()
 	ev := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(id), Pad: int32(id >> 32)}
-	var failed error
-	err = raw.Control(func(fd uintptr) { failed = unix.EpollCtl(d.epoll, unix.EPOLL_CTL_ADD, int(fd), &ev) })
-	if err != nil || failed != nil {
+	var inner, failed error
+	err = d.raw.Control(func(epoll uintptr) {
+		inner = raw.Control(func(fd uintptr) { failed = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &ev) })
+	})
+	if err != nil || inner != nil || failed != nil {
 		d.remove(id)
 		return 0
 	}
@@ -77,9 +78,9 @@ func (d *departures) remove(id uint64) {
 // run tells connections until close.
 func (d *departures) run() {
 	events := make([]unix.EpollEvent, 64)
-	_ = d.raw.Read(func(uintptr) bool { // asked first, then at every event
+	_ = d.raw.Read(func(epoll uintptr) bool { // asked first, then at every event
 		for {
-			n, err := unix.EpollWait(d.epoll, events, 0)
+			n, err := unix.EpollWait(int(epoll), events, 0)
 			if err == unix.EINTR {
 				continue
 			}
