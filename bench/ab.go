@@ -20,6 +20,10 @@ type ABConfig struct {
 	// Settle is the pause between blocks, in which warm-ups end; default 1 s. Where
 	// MetricsURL shows warm-ups in flight, AB waits for them too, at most 10 s.
 	Settle time.Duration
+	// ProbeRate is how many probes a second run beside each block, at constant times: one
+	// short message, a few tokens, never warmed, each a conversation of its own. Their TTFT
+	// shows what the treatment costs others. 0 sends none.
+	ProbeRate float64
 	// MetricsURL is the proxy's /metrics; "" reads none.
 	MetricsURL string
 	// OnBlock, where set, hears of each block before it starts: its number from 0, the
@@ -55,6 +59,9 @@ func (c *ABConfig) Validate() error {
 	}
 	if d.Settle < 0 {
 		return fmt.Errorf("--settle %s: must not be negative", d.Settle)
+	}
+	if d.ProbeRate < 0 || d.ProbeRate > maxProbeRate {
+		return fmt.Errorf("--probe-rate %g: 0 (none) to %d a second", d.ProbeRate, maxProbeRate)
 	}
 	if d.MetricsURL != "" && !strings.HasPrefix(d.MetricsURL, "http://") && !strings.HasPrefix(d.MetricsURL, "https://") {
 		return fmt.Errorf("--metrics-url %q: give a URL such as http://127.0.0.1:8001/metrics", d.MetricsURL)
@@ -96,6 +103,11 @@ func AB(ctx context.Context, cfg ABConfig) (*report.AB, error) {
 		return nil, err
 	}
 	defer b.close()
+	probes, err := newProbes(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer probes.close()
 	model, err := a.model(ctx)
 	if err != nil {
 		return nil, err
@@ -113,7 +125,7 @@ func AB(ctx context.Context, cfg ABConfig) (*report.AB, error) {
 	p := newPlan(&cfg.Config)
 	out := &report.AB{
 		Version: cfg.Version, URL: cfg.base(), Model: model, Started: time.Now().UTC(),
-		Workload: cfg.workload(p), AA: cfg.AA, Pairs: cfg.Pairs,
+		Workload: cfg.workload(p), AA: cfg.AA, Pairs: cfg.Pairs, ProbeRate: cfg.ProbeRate,
 	}
 	now := cfg.now()
 	start := now()
@@ -129,14 +141,16 @@ func AB(ctx context.Context, cfg ABConfig) (*report.AB, error) {
 		before, errBefore := counters.read(ctx)
 		at := now().Sub(start)
 		salt := blockSalt(cfg.Salt, pair, treatment)
+		asked := probes.start(ctx, model, salt)
 		run := c.run(ctx, p, model, salt)
+		probed := asked()
 		if i < 2*cfg.Pairs-1 || cfg.MetricsURL != "" {
 			counters.settle(ctx, cfg.Settle)
 		}
 		after, errAfter := counters.read(ctx)
 		block := report.Block{
 			Pair: pair, Treatment: treatment, Salt: salt, Start: report.Micros(at), Duration: run.Duration,
-			Interrupted: run.Interrupted, Cancelled: run.Cancelled, ClockErrors: run.ClockErrors, Records: run.Records,
+			Interrupted: run.Interrupted, Cancelled: run.Cancelled, ClockErrors: run.ClockErrors, Records: run.Records, Probes: probed,
 		}
 		if errBefore == nil && errAfter == nil {
 			block.Counters = growth(before, after)

@@ -55,6 +55,12 @@ type Config struct {
 	IgnoreEOS bool
 	// EchoReasoning sends reasoning back in the history, as agents do that keep it.
 	EchoReasoning bool
+	// ToolSteps makes each turn a tool loop: so many times the model must call a tool
+	// (tool_choice "required"), whose answer of UserTokens comes ToolDelay later; then it
+	// may not. A turn's measures are those of its first request. 0: no tools.
+	ToolSteps int
+	// ToolDelay is what the tool takes.
+	ToolDelay time.Duration
 	// Seed decides texts and think times.
 	Seed uint64
 	// Salt opens every conversation; "" draws a fresh one.
@@ -106,11 +112,17 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("%s %d: must be at least %d", f.name, f.n, f.least)
 		}
 	}
-	if c.Users > maxTurns || c.Turns > maxTurns || c.Users*c.Turns > maxTurns {
+	if c.Users > maxTurns || c.Turns > maxTurns || c.Users*c.Turns*(1+max(c.ToolSteps, 0)) > maxTurns {
 		return fmt.Errorf("--num-users %d × --num-turns %d: more than %d turns do not fit into memory", c.Users, c.Turns, maxTurns)
 	}
 	if c.UserTokens > 10_000_000 {
 		return fmt.Errorf("--num-user-tokens %d: at most 10,000,000", c.UserTokens)
+	}
+	if c.ToolSteps < 0 || c.ToolSteps > 1000 {
+		return fmt.Errorf("--tool-steps %d: 0 to 1000", c.ToolSteps)
+	}
+	if c.ToolDelay < 0 {
+		return fmt.Errorf("--tool-delay %s: must not be negative", c.ToolDelay)
 	}
 	if c.MeanDelay < 0 {
 		return fmt.Errorf("--mean-delay-ms %d: must not be negative", c.MeanDelay.Milliseconds())
@@ -211,6 +223,7 @@ func (c *Config) workload(p *plan) report.Workload {
 	return report.Workload{
 		Users: c.Users, Turns: c.Turns, UserTokens: c.UserTokens, MaxCompletionTokens: c.MaxCompletionTokens,
 		MeanDelay: report.Micros(c.MeanDelay), Stagger: report.Micros(c.Stagger),
+		ToolSteps: c.ToolSteps, ToolDelay: report.Micros(c.ToolDelay),
 		IgnoreEOS: c.IgnoreEOS, EchoReasoning: c.EchoReasoning, Seed: c.Seed, Extra: c.ExtraBody, Plan: p.hash,
 	}
 }

@@ -28,6 +28,7 @@ type userPlan struct {
 type turnPlan struct {
 	text  string
 	think time.Duration // before this turn; 0 for the first
+	tools []string      // what the tool answers to each call
 }
 
 // words are the usual ones of placeholder text, about 1.25 tokens each.
@@ -41,6 +42,9 @@ func newPlan(c *Config) *plan {
 	p := &plan{cfg: c}
 	h := sha256.New()
 	fmt.Fprintf(h, "users=%d turns=%d out=%d eos=%t echo=%t extra=%s\n", c.Users, c.Turns, c.MaxCompletionTokens, c.IgnoreEOS, c.EchoReasoning, c.ExtraBody)
+	if c.ToolSteps > 0 {
+		fmt.Fprintf(h, "tool-steps=%d tool-delay=%d\n", c.ToolSteps, c.ToolDelay)
+	}
 	number := func(d time.Duration) {
 		var b [8]byte
 		binary.LittleEndian.PutUint64(b[:], uint64(d))
@@ -52,6 +56,9 @@ func newPlan(c *Config) *plan {
 		for _, t := range u.turns {
 			number(t.think)
 			h.Write([]byte(t.text))
+			for _, s := range t.tools {
+				h.Write([]byte(s))
+			}
 		}
 	}
 	p.hash = hex.EncodeToString(h.Sum(nil)[:8])
@@ -74,6 +81,9 @@ func (p *plan) user(i int) userPlan {
 		// Drawn for every turn, so that a longer conversation starts like a shorter one.
 		if x := r.Float64(); turn > 0 {
 			t.think = time.Duration(-math.Log1p(-x) * float64(c.MeanDelay))
+		}
+		for range c.ToolSteps {
+			t.tools = append(t.tools, prose(r, c.UserTokens))
 		}
 		u.turns = append(u.turns, t)
 	}

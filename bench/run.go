@@ -89,18 +89,30 @@ func (c *client) converse(ctx context.Context, start time.Time, model, salt stri
 			return
 		}
 		messages = append(messages, goopenai.ChatCompletionMessage{Role: goopenai.ChatMessageRoleUser, Content: t.text})
-		q := report.Record{User: user, Turn: i, Planned: report.Micros(due), Think: report.Micros(t.think)}
-		a := c.turn(ctx, start, model, session, messages, &q)
-		done(q)
-		if !q.OK {
-			return
+		for step := 0; ; step++ {
+			q := report.Record{User: user, Turn: i, Step: step, Planned: report.Micros(due), Think: report.Micros(t.think)}
+			a := c.turn(ctx, start, model, session, messages, &q)
+			done(q)
+			if !q.OK {
+				return
+			}
+			said := goopenai.ChatCompletionMessage{Role: goopenai.ChatMessageRoleAssistant, Content: a.content, ToolCalls: a.calls}
+			if c.cfg.EchoReasoning {
+				said.ReasoningContent = a.reasoning
+			}
+			messages = append(messages, said)
+			due = time.Duration(q.End)
+			if len(a.calls) == 0 || step >= len(t.tools) {
+				break
+			}
+			for _, call := range a.calls {
+				messages = append(messages, goopenai.ChatCompletionMessage{Role: goopenai.ChatMessageRoleTool, Content: t.tools[step], ToolCallID: call.ID})
+			}
+			due += c.cfg.ToolDelay
+			if !c.wait(ctx, start.Add(due)) {
+				return
+			}
 		}
-		said := goopenai.ChatCompletionMessage{Role: goopenai.ChatMessageRoleAssistant, Content: a.content}
-		if c.cfg.EchoReasoning {
-			said.ReasoningContent = a.reasoning
-		}
-		messages = append(messages, said)
-		due = time.Duration(q.End)
 	}
 }
 

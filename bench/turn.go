@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +31,10 @@ const (
 )
 
 // answer is what a turn brought for the history.
-type answer struct{ content, reasoning string }
+type answer struct {
+	content, reasoning string
+	calls              []goopenai.ToolCall
+}
 
 // turn sends one request and follows its stream. record is filled in from start, the
 // instant of the run that offsets count from.
@@ -38,12 +42,19 @@ func (c *client) turn(ctx context.Context, start time.Time, model, session strin
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.timeout(), errTurnTimeout)
 	defer cancel()
 	x := &exchange{fields: c.fields, header: c.header(session)}
-	stream, err := c.api.CreateChatCompletionStream(context.WithValue(ctx, exchangeKey{}, x), goopenai.ChatCompletionRequest{
+	ask := goopenai.ChatCompletionRequest{
 		Model:               model,
 		Messages:            messages,
 		MaxCompletionTokens: c.cfg.MaxCompletionTokens,
 		StreamOptions:       &goopenai.StreamOptions{IncludeUsage: true},
-	})
+	}
+	if c.cfg.ToolSteps > 0 {
+		ask.Tools, ask.ToolChoice = tools, "required"
+		if record.Step == c.cfg.ToolSteps {
+			ask.ToolChoice = "none"
+		}
+	}
+	stream, err := c.api.CreateChatCompletionStream(context.WithValue(ctx, exchangeKey{}, x), ask)
 	var f follower
 	if err != nil {
 		record.Failure, record.Error = failure(ctx, apiError(err))
@@ -65,7 +76,7 @@ func (c *client) turn(ctx context.Context, start time.Time, model, session strin
 		record.Worker, record.Speculation, record.RequestID = h.Get("X-Warmroute-Worker"), short(h.Get("X-Warmroute-Speculation")), h.Get("X-Request-Id")
 	}
 	f.fill(x.start, record)
-	return answer{f.content.String(), f.reasoning.String()}
+	return answer{f.content.String(), f.reasoning.String(), f.calls}
 }
 
 var errTurnTimeout = errors.New("the turn took longer than --timeout")
@@ -114,6 +125,7 @@ type follower struct {
 	gaps      []report.Micros
 	content   strings.Builder
 	reasoning strings.Builder
+	calls     []goopenai.ToolCall
 	err       error // of the body, io.EOF for its end
 
 	r openai.Reader
@@ -214,14 +226,45 @@ func (f *follower) delta(data []byte) (visible bool) {
 			}
 			f.add(&f.reasoning)
 		case "tool_calls", "function_call", "refusal", "audio":
+			tools := string(key) == "tool_calls"
 			if s := r.Skip(); r.Err() == nil && s.End-s.Start > len(`""`) && string(s.Of(data)) != "null" {
 				visible = true
+				if tools {
+					f.call(s.Of(data))
+				}
 			}
 		default:
 			r.Skip()
 		}
 	}
 	return visible || f.content.Len() > before
+}
+
+// tools is what a tool loop offers: short, because templates put it before the salt.
+var tools = []goopenai.Tool{{Type: goopenai.ToolTypeFunction, Function: &goopenai.FunctionDefinition{
+	Name: "lookup", Parameters: json.RawMessage(`{"type":"object","properties":{"query":{"type":"string"}}}`),
+}}}
+
+// call joins the pieces of tool calls; the first of each names its id.
+func (f *follower) call(data []byte) {
+	var pieces []goopenai.ToolCall
+	if json.Unmarshal(data, &pieces) != nil {
+		return
+	}
+	for _, p := range pieces {
+		i := len(f.calls) - 1
+		if p.Index != nil {
+			i = *p.Index
+		}
+		if i >= len(f.calls) || i < 0 {
+			f.calls = append(f.calls, goopenai.ToolCall{Type: goopenai.ToolTypeFunction})
+			i = len(f.calls) - 1
+		}
+		c := &f.calls[i]
+		c.ID += p.ID
+		c.Function.Name += p.Function.Name
+		c.Function.Arguments += p.Function.Arguments
+	}
 }
 
 func (f *follower) add(to *strings.Builder) {

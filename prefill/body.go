@@ -10,8 +10,30 @@ import (
 // stubs are the contents of the message that stands for what comes next. They differ in
 // their first letter, so the common prefix of two renderings ends where the next
 // message's own text begins. Templates treat some texts apart (tool responses, white
-// space, a repetition of an earlier message): these are none of them.
+// space, numbers): these are none of them.
 var stubs = [2]string{"warm-up", "Placeholder"}
+
+// stubsFor returns the stubs for a conversation: some templates compare messages by their
+// text, so none of its own may read like one.
+func stubsFor(body []byte, v *openai.Request) [2]string {
+	out := stubs
+	for i := range out {
+		for says(body, v, out[i]) {
+			out[i] = stubs[i] + " " + newID()
+		}
+	}
+	return out
+}
+
+// says tells whether some message's content is text.
+func says(body []byte, v *openai.Request, text string) bool {
+	for i := range v.Messages {
+		if c := v.Messages[i].Content; c.Present() && string(partsText(c.Of(body))) == text {
+			return true
+		}
+	}
+	return false
+}
 
 var (
 	errThinking = errors.New("reasoning in the content does not end")
@@ -19,13 +41,12 @@ var (
 )
 
 // warmBody appends the warm request for the turn that follows body, the client's own
-// request, which v was parsed from, and its reply m. Every byte outside the fields of
-// the table stays as it was.
-func warmBody(dst, body []byte, v *openai.Request, m *reply, trigger Trigger, stub string) ([]byte, error) {
+// request, which v was parsed from, and its reply m, which the client will write back as e
+// says. Every byte outside the fields of the table stays as it was.
+func warmBody(dst, body []byte, v *openai.Request, m *reply, e *echo, stub string) ([]byte, error) {
 	if continues(body, v) {
 		return nil, errContinue
 	}
-	e := echoOf(body, v, trigger)
 	message, err := e.assistant(nil, m)
 	if err != nil {
 		return nil, err
@@ -131,94 +152,6 @@ func continues(body []byte, v *openai.Request) bool {
 	return is(v.Template.ContinueFinalMessage, "true") || is(v.Template.AddGenerationPrompt, "false")
 }
 
-// echo is how a client writes the assistant's messages back into its history, learned
-// from those that it has written already.
-type echo struct {
-	reasoning [2]bool // by reasoningNames
-	inline    bool    // reasoning within the content stays
-	content   string  // of a message that only calls tools: "null", `""` or "" for no field
-	toolNames bool    // tool messages carry the tool's name
-}
-
-// echoOf reads the style off the request: off the last assistant message of the kind
-// that is to be written, else off the last one.
-func echoOf(body []byte, v *openai.Request, trigger Trigger) echo {
-	e := echo{content: "null"}
-	found := false
-	for i := len(v.Messages) - 1; i >= 0; i-- {
-		m := &v.Messages[i]
-		if m.Role == "tool" && m.Other && !e.toolNames {
-			e.toolNames = hasMember(body, m.Span, "name")
-		}
-		if m.Role != "assistant" {
-			continue
-		}
-		s := styleOf(body, m)
-		same := s.calls == (trigger == TriggerTools)
-		if !found || same {
-			e.reasoning, e.inline = s.reasoning, s.inline
-			found = true
-		}
-		if s.calls && s.content != "text" {
-			e.content = s.content
-		}
-		if same {
-			break
-		}
-	}
-	return e
-}
-
-// style is what one assistant message shows.
-type style struct {
-	echo
-	calls bool
-}
-
-func styleOf(body []byte, m *openai.Message) style {
-	s := style{}
-	var r openai.Reader
-	r.Reset(body, m.Span)
-	r.Object()
-	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		switch string(key) {
-		case "content":
-			v := r.Skip()
-			switch raw := string(v.Of(body)); {
-			case raw == "null" || raw == `""`:
-				s.content = raw
-			default:
-				s.content = "text"
-				_, s.inline, _ = withoutReasoning(openai.Unescape(nil, v.Of(body)))
-			}
-		case "tool_calls":
-			v := r.Skip()
-			s.calls = v.Present() && filled(v.Of(body))
-		case reasoningNames[0]:
-			v := r.Skip()
-			s.reasoning[0] = v.Present() && filled(v.Of(body))
-		case reasoningNames[1]:
-			v := r.Skip()
-			s.reasoning[1] = v.Present() && filled(v.Of(body))
-		default:
-			r.Skip()
-		}
-	}
-	return s
-}
-
-func hasMember(body []byte, at openai.Span, name string) bool {
-	var r openai.Reader
-	r.Reset(body, at)
-	found := false
-	r.Object()
-	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		found = found || string(key) == name
-		r.Skip()
-	}
-	return found
-}
-
 // inlineMarks open and close reasoning that an engine without a reasoning parser leaves
 // in the content. Some templates open it in the prompt, so the first may be missing.
 var inlineMarks = [][2]string{{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}}
@@ -318,6 +251,7 @@ func warmHeader(dst, header []byte, id string, rank string) []byte {
 	}
 	dst = append(append(append(dst, "X-Request-Id: "...), id...), "\r\n"...)
 	dst = append(dst, "X-Warmroute-Prefill: 1\r\n"...)
+	dst = appendTrace(dst, header)
 	if rank != "" {
 		dst = append(append(append(dst, "X-Data-Parallel-Rank: "...), rank...), "\r\n"...)
 	}

@@ -28,11 +28,12 @@ func warm(t testing.TB, body string, m *reply) (string, error) {
 	if err := openai.ParseRequest(openai.Chat, []byte(body), &v); err != nil {
 		t.Fatal(err)
 	}
-	reason, trigger := m.check()
+	reason, _ := m.check()
 	if reason != "" {
 		return "", fmt.Errorf("%s", reason)
 	}
-	b, err := warmBody(nil, []byte(body), &v, m, trigger, stubs[0])
+	e, _ := echoOf([]byte(body), &v, m, habit{}, habit{})
+	b, err := warmBody(nil, []byte(body), &v, m, &e, stubs[0])
 	if err == nil {
 		if err := openai.ParseRequest(openai.Chat, b, &v); err != nil {
 			t.Errorf("the warm request does not parse: %v\n%s", err, b)

@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -16,7 +17,8 @@ type chat struct {
 	rig      *rig
 	name     string
 	key      string
-	hint     string // header
+	hint     string     // header
+	via      *Prefiller // of the proxy that the next turn comes to; nil: the rig's
 	messages []string
 	calls    int
 }
@@ -68,7 +70,8 @@ func (c *chat) turn(s say) outcome {
 	}
 	begin := time.Now()
 	prompt := g.identify(context.Background(), &v, body, kv.Namespace{})
-	t := g.prefill.Arrived(Arrival{Request: &v, Body: body, Key: c.key, Hint: c.hint})
+	warmer := cmp.Or(c.via, g.prefill)
+	t := warmer.Arrived(Arrival{Request: &v, Body: body, Key: c.key, Hint: c.hint})
 	g.settled()
 	added, live := 0, 0
 	if t != nil && t.prev != nil && t.prev.warm.cancelled {
@@ -82,14 +85,15 @@ func (c *chat) turn(s say) outcome {
 		g.t.Fatal(err)
 	}
 	w := lease.Worker()
-	g.prefill.Yield(w)
+	warmer.Yield(w)
+	t.Routed(lease, prompt)
 	g.settled()
 	g.logf("%s  request  %s  %s", c.name, w, t.State())
 	output := generation(s.Reasoning, s.Reply, s.Call)
 	if s.Output > 0 {
 		output = output[:min(s.Output, len(output))]
 	}
-	e := g.engines[w.ID]
+	e := g.engine(w.ID)
 	x := e.submit(render(body), output)
 	<-x.first
 	ttft := time.Since(begin)

@@ -31,10 +31,18 @@ const (
 	TriggerTools Trigger = "tools" // the assistant calls tools: the next turn is near and nearly certain
 )
 
+// The triggers that answer no turn. They send prefixes that conversations share or have.
+const (
+	TriggerJoin      Trigger = "join"      // a worker has come with an empty cache
+	TriggerReplicate Trigger = "replicate" // a head is worth a copy on an idle worker
+	TriggerRewarm    Trigger = "rewarm"    // the blocks of a conversation that waits are gone
+)
+
 // Warmup is one prefill-only request, ready to be sent.
 type Warmup struct {
 	Worker        kv.WorkerRank
-	Body          []byte // for /v1/chat/completions
+	Path          string // of the worker's endpoint
+	Body          []byte // for Path
 	Header        []byte // lines "Name: value\r\n", request id and rank included
 	Authorization []byte // the client's, for workers without a key of their own
 }
@@ -85,12 +93,25 @@ type Config struct {
 	// beyond it are not warmed.
 	HeldBytes int64
 
+	// Join warms the hottest shared heads on a worker with an empty cache before it takes
+	// requests, at most 10 s, where others can take them (Prefiller.Join).
+	Join bool
+	// Replicate copies a shared head to an idle worker when what requests lose for want
+	// of it there pays for that (router.Config.Copies must be set, too).
+	Replicate bool
+	// Rewarm computes the prefix of a conversation that waits for its next turn again
+	// when its blocks are gone, its user is likely to come back, and what goes for it has
+	// been idle for long. Its tokens are kept for as long as it waits.
+	Rewarm bool
+
 	Router *router.Router // required
 	Sender Sender         // required
 
 	// Identify returns the identity of a request that will never come, as that of a real
 	// one is made; required. It waits at most as long as a request would.
 	Identify func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt
+
+	Peers Peers // other proxies of the same workers
 
 	Seed       uint64                // of the holdout; 0: random
 	Registerer prometheus.Registerer // nil: metrics are not registered

@@ -29,10 +29,10 @@ type conversation struct {
 	messages int
 	scope    scope
 	served   kv.WorkerRank
-	ended    time.Time // when the turn ended
-	thought  bool      // reasoning was seen since the last user's message
-	place    *list.Element
-	overdue  bool // counted as one that did not come back
+	ended    time.Time     // when the turn ended
+	thought  bool          // reasoning was seen since the last user's message
+	place    *list.Element // nil once it is out of the table
+	overdue  bool          // counted as one that did not come back
 
 	job   *job // nil once the warm-up is over, or was never tried
 	group group
@@ -40,6 +40,12 @@ type conversation struct {
 	state string // for the header of the next turn
 	open  bool   // outcome is still to come
 	warm  warmth
+
+	said   said         // of the finished turn's reply
+	own    habit        // how the client wrote earlier replies back
+	expect *expectation // of the next turn; nil until a warm-up is sent
+
+	shared kv.WarmUp // as other proxies are told of it; ID 0: they are not
 }
 
 // warmth is what a warm-up that was sent should have left on its worker.
@@ -52,8 +58,11 @@ type warmth struct {
 	blocks    int
 	seconds   float64 // gain ÷ R
 	busy      float64 // share of the last minute in which the worker was busy
+	from      string  // what live rests on
+	form      string  // tokens or chat
 	cancelled bool
 	partial   bool // it gave way and never went on
+	counted   bool // what became of its tokens is in the counters
 }
 
 // table holds the open conversations by the hash of their messages, in the order in
@@ -61,6 +70,8 @@ type warmth struct {
 type table struct {
 	byKey map[uint64]*conversation
 	order [2]list.List // by conversation.overdue; oldest in front
+	marks int64        // bytes of expectations
+	gone  func(*conversation)
 }
 
 func (t *table) init() {
@@ -85,6 +96,23 @@ func (t *table) remove(c *conversation) {
 	delete(t.byKey, c.key)
 	t.list(c).Remove(c.place)
 	c.place = nil
+	t.marks -= c.expect.size()
+	if t.gone != nil {
+		t.gone(c)
+	}
+}
+
+// expect keeps what a warm-up takes for granted of a conversation's next turn.
+func (t *table) expect(c *conversation, x *expectation) {
+	if c.place == nil {
+		return // it has left the table
+	}
+	t.marks -= c.expect.size()
+	if t.marks+x.size() > maxMarks {
+		x.marks = nil
+	}
+	t.marks += x.size()
+	c.expect = x
 }
 
 // late moves a conversation to those that are not expected back.

@@ -8,11 +8,14 @@
 //	end     ──▶ Turn.Finish ──▶ queue ──▶ body ──▶ gates ──▶ Sender ──▶ worker
 //	                              │         │        │
 //	                          drop oldest   │        └─ gain, cost, load, budget, learning, holdout
-//	                                        └─ client's own body, reply and a stub message, max_tokens 1
+//	                                        └─ client's own body, reply as it is echoed, a stub message
 //
-// The engine's own template renders the warm request, so what it caches is what the next
-// turn will start with, reasoning stripped or not. The stub makes the last message one
-// of the user or of a tool, as it will be then.
+// Rendered twice, with different stubs, the body shows which tokens every next turn starts
+// with, reasoning stripped or not: their ids are sent, in whole blocks, where the engine
+// takes ids and nothing else in the body matters to its cache. Otherwise the body itself is
+// sent, with max_tokens 1, and the engine's template renders it. The stub makes the last
+// message one of the user or of a tool, as it will be then. When the next turn comes, its
+// prompt is compared with what was warmed.
 //
 // A conversation is known by its messages: the next turn is the first request that
 // starts with exactly those and adds at least two. Every turn that was wanted ends in one
@@ -20,12 +23,19 @@
 // those that would be warmed, a random share is held out; the difference of the two
 // groups' TTFT is what warming saves.
 //
-// Contract: Arrived, Observe, Finish and Yield never wait, neither for a worker nor for a
+// Prefixes that conversations share, or wait with, are warmed at other events:
+//
+//	worker healthy ──▶ Join ─────────▶ hottest heads ──┐
+//	request routed ──▶ Turn.Routed ──▶ head, if paid ──┼─▶ gates ──▶ Sender ──▶ worker
+//	each second ─────▶ evicted? ─────▶ conversation ───┘
+//
+// Contract: Arrived, Observe, Finish, Routed, Join and Yield never wait, neither for a worker nor for a
 // queue. A warm-up that fails, or is never sent, moves a counter and nothing else. At
 // most one of a conversation is under way at a time; it gives way to every client's
 // request that is routed to its rank (Yield) and goes on later, is not repeated after a
 // failure, and ends within a minute of its turn. Bodies are held no longer than that,
-// under a byte cap, and are in no log, metric or debug page.
+// tokens of heads and, with Rewarm, of conversations longer, all under a byte cap; none
+// are in a log, metric or debug page.
 //
 // "Speculative prefill" here is this warming, not draft-model sparse prefill.
 package prefill

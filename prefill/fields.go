@@ -85,6 +85,28 @@ var fields = map[string]change{
 	"rid":        drop,
 }
 
+// shared lists the fields that a request of token ids has no need of: what they say of the
+// prompt is in the ids already, and the rest only shapes an answer that nobody reads. What
+// is neither here nor in the engine's own list (native) makes the warm-up a chat: it may
+// say where the engine stores the prompt, or cut it.
+var shared = set("messages", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls",
+	"max_tokens", "max_completion_tokens", "n_predict",
+	"chat_template", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "enable_thinking", "include_reasoning",
+	"thinking_token_budget", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+	"separate_reasoning", "stream_reasoning", "verbosity",
+	"temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "seed", "logit_bias",
+	"repetition_penalty", "repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "length_penalty",
+	"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
+	"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "nvext")
+
+func set(names ...string) map[string]bool {
+	m := make(map[string]bool, len(names))
+	for _, n := range names {
+		m[n] = true
+	}
+	return m
+}
+
 // headers lists the header fields that a warm request does not take over, in lower case.
 var headers = map[string]bool{
 	"x-request-id":          true,
@@ -92,7 +114,7 @@ var headers = map[string]bool{
 	"x-idempotency-key":     true,
 	"x-speculative-prefill": true,
 	"x-data-parallel-rank":  true,
-	"traceparent":           true, // a warm-up is no part of the user's trace
+	"traceparent":           true, // appendTrace writes it anew
 	"tracestate":            true,
 	"b3":                    true,
 	"x-b3-traceid":          true,

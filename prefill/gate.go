@@ -27,10 +27,23 @@ type verdict struct {
 	blocks    int
 	busy      float64 // share of the last minute
 	seconds   float64 // gain ÷ R
+	engine    string
+	drafts    bool   // the engine decodes with drafts
+	from      string // what live rests on
+	expect    forecast
 }
 
+// What live rests on.
+const (
+	liveEvents    = "events"    // the engine told of its blocks
+	liveRouted    = "routed"    // what was routed there before
+	liveGenerated = "generated" // the finished turn's prompt and the ids of its reply
+	livePrompt    = "prompt"    // the finished turn's prompt, and whether it reasoned
+	liveBytes     = "bytes"     // how much was said
+)
+
 func (v *verdict) warmth() warmth {
-	return warmth{worker: v.worker, blockSize: v.blockSize, live: v.live, gain: v.gain, tail: v.tail, blocks: v.blocks, seconds: v.seconds, busy: v.busy}
+	return warmth{worker: v.worker, blockSize: v.blockSize, live: v.live, gain: v.gain, tail: v.tail, blocks: v.blocks, seconds: v.seconds, busy: v.busy, from: v.from}
 }
 
 // goesOn notes that a warm-up that gave way is sent again. What it has left already is
@@ -65,12 +78,12 @@ func (p *Prefiller) judge(j *job, w *plan) (v verdict, reason string, again bool
 	}
 	now := time.Now()
 	p.mu.Lock()
-	p.mu.tau = time.Duration(o.AgeScale * float64(time.Second))
-	back := p.mu.learn.probability(j.c.scope)
+	p.mu.tau, p.mu.stay = time.Duration(o.AgeScale*float64(time.Second)), o.Residency
+	v.expect = p.mu.learn.forecast(j.c.scope, now.Sub(j.ended).Seconds(), v.seconds, o.Residency)
 	pause := p.mu.pauses[o.Worker.ID].Sub(now)
 	p.mu.Unlock()
 	switch {
-	case back*v.seconds <= o.Evict+(1-back)*0.25*float64(o.Inflight)*v.seconds:
+	case v.expect.Saved <= o.Evict+(1-v.expect.Resident)*0.25*float64(o.Inflight)*v.seconds:
 		return v, skipCost, false
 	case v.busy > maxBusy:
 		return v, skipLoad, false
@@ -88,14 +101,16 @@ func (p *Prefiller) judge(j *job, w *plan) (v verdict, reason string, again bool
 // would add.
 //
 //	tokens known, worker tells its blocks   whole blocks beyond those it holds
-//	tokens known, no events                 beyond where the next prompt leaves this one's
+//	… no events, the reply's ids known      whole blocks beyond its prompt and reply
+//	… no events                             beyond where the next prompt leaves this one's
 //	tokens not known                        what was said since the user's last message,
 //	                                        by bytes; only if reasoning will be dropped
 //
 // A worker that ran the turn has cached its reply too, unless reasoning precedes it that
-// the next prompt lacks: without events that is the only reason to warm it.
+// the next prompt lacks: without events that is the only reason to warm it. An engine that
+// decodes with drafts drops the last block of each match, so one block is of no use.
 func gain(j *job, w *plan, o *router.Outlook) verdict {
-	v := verdict{worker: o.Worker, blockSize: o.BlockSize}
+	v := verdict{worker: o.Worker, blockSize: o.BlockSize, engine: o.Engine, drafts: o.Drafts}
 	same := o.Worker == j.c.served
 	if w.prefix > 0 {
 		v.blocks = w.prefix / o.BlockSize
@@ -103,20 +118,17 @@ func gain(j *job, w *plan, o *router.Outlook) verdict {
 		if v.blocks > 0 {
 			v.tail = w.prompt.Chain(o.BlockSize)[v.blocks-1]
 		}
-		v.live = o.OverlapTokens
-		if o.Coverage == router.FeedNone && same && w.known {
-			leaves := w.shared < len(j.end.Prompt.Tokens)
-			v.live = w.shared / o.BlockSize * o.BlockSize
-			if !leaves && !j.c.thought {
-				v.live = end
-			}
-		}
+		v.live, v.from = held(j, w, o, same, end)
 		v.live = min(v.live, end)
+		if v.drafts {
+			v.live, end = max(v.live-o.BlockSize, 0), max(end-o.BlockSize, 0)
+		}
 		v.gain = end - v.live
 		if o.Coverage != router.FeedNone || w.known || !same {
 			return v
 		}
 	}
+	v.from = liveBytes
 	if !same {
 		v.gain = max(o.PromptTokens-o.OverlapTokens, 0)
 		v.live = o.PromptTokens - v.gain
@@ -138,6 +150,29 @@ func gain(j *job, w *plan, o *router.Outlook) verdict {
 	}
 	v.live = max(whole-v.gain, 0)
 	return v
+}
+
+// held returns the tokens of the warm prefix, which has end of them in whole blocks, that
+// the worker holds, and how that is known.
+func held(j *job, w *plan, o *router.Outlook, same bool, end int) (tokens int, from string) {
+	from = liveEvents
+	if o.Coverage == router.FeedNone {
+		from = liveRouted
+	}
+	ran := o.Coverage != router.FeedComplete && same
+	switch {
+	case ran && w.generated >= 0:
+		if n := w.generated / o.BlockSize * o.BlockSize; o.Coverage == router.FeedNone || n > o.OverlapTokens {
+			return n, liveGenerated
+		}
+	case ran && w.known && o.Coverage == router.FeedNone:
+		leaves := w.shared < len(j.end.Prompt.Tokens)
+		if !leaves && !j.c.thought {
+			return end, livePrompt
+		}
+		return w.shared / o.BlockSize * o.BlockSize, livePrompt
+	}
+	return o.OverlapTokens, from
 }
 
 // holdsCache tells whether a worker is known to keep prefixes.

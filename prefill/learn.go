@@ -18,6 +18,8 @@ const (
 	armKept    = 0.998 // of a group's weight per new turn: about 500 turns count
 	totalKept  = 0.9995
 
+	takesOver = 20 // warm-ups that count for what one takes
+
 	maxScopes = 4096
 )
 
@@ -41,8 +43,11 @@ type experience struct {
 	experiment
 }
 
-// returns counts conversations that came back and that did not.
-type returns struct{ back, lost float64 }
+// returns counts conversations that came back, when, and that did not.
+type returns struct {
+	back, lost float64
+	gaps       gaps
+}
 
 func (r *returns) add(back, lost float64) {
 	r.back = r.back*returnKept + back
@@ -54,6 +59,7 @@ func (r *returns) add(back, lost float64) {
 type experiment struct {
 	held, warmed arm
 	spent        float64 // engine seconds × utilisation of the warm-ups behind warmed
+	takes        float64 // engine seconds of a warm-up, of late; 0: none was sent
 }
 
 // arm is one group's TTFT in seconds: decayed sums.
@@ -97,9 +103,12 @@ func (l *learning) of(s scope) *experience {
 	return e
 }
 
-func (l *learning) back(s scope) {
-	l.of(s).add(1, 0)
-	l.pools[s.trigger].add(1, 0)
+// back counts a next turn that came so long after the end of the one before.
+func (l *learning) back(s scope, gap time.Duration) {
+	for _, r := range []*returns{&l.of(s).returns, l.pools[s.trigger]} {
+		r.add(1, 0)
+		r.gaps.add(gap)
+	}
 }
 
 func (l *learning) lost(s scope) {
@@ -145,7 +154,12 @@ func (l *learning) assign(s scope, holdout float64, r *rand.Rand) (g group, prob
 
 // spent counts the engine time of a warm-up that took so long.
 func (l *learning) spent(c *conversation, took time.Duration) {
-	l.of(c.scope).spent += min(took.Seconds(), c.warm.seconds) * c.warm.busy
+	e := l.of(c.scope)
+	e.spent += min(took.Seconds(), c.warm.seconds) * c.warm.busy
+	if e.takes == 0 {
+		e.takes = c.warm.seconds
+	}
+	e.takes += (c.warm.seconds - e.takes) / takesOver
 }
 
 // measured counts the TTFT of the turn after c.

@@ -54,7 +54,7 @@ func TestLearning_ReturnsAreLearned(t *testing.T) {
 		t.Errorf("at first, for tools, %v", p)
 	}
 	for range 200 {
-		l.back(bot)
+		l.back(bot, time.Second)
 		l.lost(human)
 	}
 	if b, h := l.probability(bot), l.probability(human); b < 0.9 || h > 0.1 {
@@ -114,7 +114,7 @@ func TestLearning_ScopesAreBounded(t *testing.T) {
 	var l learning
 	l.init()
 	for i := range maxScopes + 100 {
-		l.back(scope{string(rune(i)), "m", TriggerTurn})
+		l.back(scope{string(rune(i)), "m", TriggerTurn}, time.Second)
 	}
 	if len(l.scopes) > maxScopes || l.forgotten != 100 {
 		t.Errorf("%d scopes, %d forgotten", len(l.scopes), l.forgotten)

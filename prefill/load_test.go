@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/internal/sim"
 )
 
@@ -31,6 +33,7 @@ type crowd struct {
 	Mode           Mode
 	Seed           uint64
 	Holdout        float64
+	Placebo        bool // workers answer warm-ups and compute nothing
 }
 
 // played is what a crowd saw.
@@ -40,6 +43,8 @@ type played struct {
 	elapsed  time.Duration
 	outcomes map[string]float64
 	debug    Snapshot
+
+	forecasts map[string]map[string]float64 // by event and kind
 }
 
 // play runs a crowd in virtual time. Users draw from their own generators, so two runs
@@ -50,6 +55,9 @@ func play(t *testing.T, c crowd) (p played) {
 		g := newRig(t, rigConfig{Workers: c.Workers, Thinking: true, Engine: c.Engine,
 			Prefill: Config{Default: c.Mode, Holdout: c.Holdout, Seed: c.Seed + 1}})
 		g.quiet = true
+		if c.Placebo {
+			g.answer = func(context.Context) (Answer, error) { return Answer{Status: 200, Usage: openai.NoUsage}, nil }
+		}
 		start := time.Now()
 		var mu sync.Mutex
 		var wg sync.WaitGroup
@@ -89,6 +97,7 @@ func play(t *testing.T, c crowd) (p played) {
 		p.elapsed = time.Since(start)
 		p.outcomes = g.counts()
 		p.debug = g.prefill.Debug()
+		p.forecasts = g.forecasts()
 		g.close()
 	})
 	return p

@@ -33,6 +33,9 @@ const (
 	skipRetryAfter = "retry_after" // the worker asked for a pause
 	skipLearning   = "learning"    // measured not to pay
 	skipShutdown   = "shutdown"
+	skipPressure   = "pressure"  // of a copy: what would go for it was used not long ago
+	skipReturn     = "return"    // of a copy: its user may not come back in time
+	skipTokens     = "no_tokens" // of a copy: the prompt's token ids are not known
 )
 
 // lateTurn is the reason of outcomeLate, and of outcomeCancelled besides some of the above.
@@ -48,6 +51,7 @@ const (
 	wasteReplaced = "replaced"  // the same turn ended again, or the conversation was forgotten
 	blindUsage    = "no_usage"  // the engine reports no cached tokens
 	blindFailed   = "failed"    // the next turn failed
+	blindPeer     = "peer"      // another proxy has it, and never told how it went
 )
 
 type metrics struct {
@@ -57,9 +61,17 @@ type metrics struct {
 	tokens    *prometheus.CounterVec
 	seconds   prometheus.Histogram
 	ttft      *prometheus.HistogramVec
+	gaps      *prometheus.HistogramVec
+	forecasts *prometheus.CounterVec
+	meetings  *prometheus.CounterVec
 	forgotten prometheus.Counter
 	yields    prometheus.Counter
 	inflight  prometheus.Gauge
+
+	copies     *prometheus.CounterVec
+	copyTokens *prometheus.CounterVec
+	copyUse    *prometheus.CounterVec
+	joins      prometheus.Histogram
 }
 
 func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
@@ -77,22 +89,45 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 		sent: prometheus.NewCounterVec(counter("sent_total",
 			"Warm-ups sent to workers, by trigger."), []string{"trigger"}),
 		tokens: prometheus.NewCounterVec(counter("tokens_total",
-			"Tokens of warm-ups: sent (to be computed), used (reported cached by the next turn beyond what was there), cancelled_used (of those, by warm-ups that were cancelled)."), []string{"kind"}),
+			"Tokens of warm-ups: sent (to be computed), and what became of them: used (reported cached by the next turn beyond what was there), cancelled_used (the same, of warm-ups that it cancelled), cancelled, wasted, failed, unknown; sent is the sum of the others and of warmroute_prefill_open_tokens."), []string{"kind"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "duration_seconds",
 			Help: "Time from sending a warm-up to its answer.", Buckets: []float64{.025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}}),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "next_turn_ttft_seconds",
 			Help:    "Time to first token of next turns, by whether chance had their warm-up sent (warmed) or held out (holdout).",
 			Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}}, []string{"group"}),
+		gaps: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "return_gap_seconds",
+			Help:    "From the end of a turn to the arrival of the next one, by trigger.",
+			Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900}}, []string{"trigger"}),
+		forecasts: prometheus.NewCounterVec(counter("forecast_total",
+			"Of warm-ups sent: those after which a next turn was expected (sum of probabilities) and seen, by event: return, in_time (after the warm-up was done) or resident (and found it)."), []string{"trigger", "event", "kind"}),
+		meetings: prometheus.NewCounterVec(counter("meetings_total",
+			"Turns that came to another proxy than the one that warms them: told (they came here) or heard (they came there)."), []string{"role"}),
 		forgotten: prometheus.NewCounter(counter("conversations_forgotten_total",
 			"Open conversations dropped for room before their next turn.")),
 		yields: prometheus.NewCounter(counter("yields_total",
 			"Times a warm-up under way was cancelled to give way to another request; it goes on later.")),
 		inflight: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "inflight",
 			Help: "Warm-ups sent and not yet answered."}),
+		copies: prometheus.NewCounterVec(counter("copies_total",
+			"Warm-ups of join, replicate and rewarm by outcome: warmed, cancelled, failed or skipped, and why."), []string{"trigger", "outcome", "reason"}),
+		copyTokens: prometheus.NewCounterVec(counter("copy_tokens_total",
+			"Tokens that warm-ups of join, replicate and rewarm were sent to compute."), []string{"trigger"}),
+		copyUse: prometheus.NewCounterVec(counter("copy_used_tokens_total",
+			"Tokens of those that were warmed, by what became of them: used by a later request, or wasted: not within 15 minutes."), []string{"trigger", "outcome"}),
+		joins: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "join_seconds",
+			Help: "Time from a worker's being healthy to its taking requests, where it was warmed first.", Buckets: []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 15}}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.forgotten, m.yields, m.inflight,
+		reg.MustRegister(savings(p)...)
+		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.gaps, m.forecasts, m.meetings, m.forgotten, m.yields, m.inflight,
+			m.copies, m.copyTokens, m.copyUse, m.joins,
 			gauge("conversations", "Finished turns that wait for their next one.", func() float64 { n, _ := p.sizes(); return float64(n) }),
+			gauge("open_tokens", "Tokens of warm-ups whose next turn is still to come.", func() float64 {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				return float64(p.mu.tokensOpen)
+			}),
+			gauge("peers_warm_ups", "Warm-ups of other proxies whose next turn may come here.", func() float64 { return float64(p.abroad.Load()) }),
 			gauge("queue", "Warm-ups that wait or are under way.", func() float64 { _, n := p.sizes(); return float64(n) }),
 			gauge("held_bytes", "Bytes of bodies and replies kept for warming.", func() float64 { return float64(p.held.Load()) }))
 	}
@@ -100,3 +135,11 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 }
 
 func (m *metrics) outcome(outcome, reason string) { m.outcomes.WithLabelValues(outcome, reason).Inc() }
+
+func (m *metrics) planted(t Trigger, used bool, tokens int) {
+	outcome := outcomeWasted
+	if used {
+		outcome = outcomeUsed
+	}
+	m.copyUse.WithLabelValues(string(t), outcome).Add(float64(tokens))
+}

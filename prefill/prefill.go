@@ -3,6 +3,7 @@ package prefill
 import (
 	"context"
 	"hash/maphash"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -22,23 +23,42 @@ type Prefiller struct {
 	held    atomic.Int64 // bytes of bodies and replies
 	open    atomic.Int64 // conversations in the table
 	sending atomic.Int64 // warm-ups under way
+	abroad  atomic.Int64 // warm-ups of other proxies
 	wake    chan struct{}
 	metrics *metrics
+	verify  *verifyMetrics
 
 	admit sync.Mutex // held from the last look at a worker to the booking there; before mu
 
 	mu struct {
 		sync.Mutex
-		table  table
-		jobs   []*job // oldest first
-		fresh  []*job // of them, those that Run has not started
-		pauses map[string]time.Time
-		learn  learning
-		rand   *rand.Rand
-		tau    time.Duration // age scale that the router told last
+		table       table
+		jobs        []*job // oldest first
+		fresh       []*job // of them, those that Run has not started
+		pauses      map[string]time.Time
+		chats       map[string]time.Time // workers that take no token ids, and until when
+		habits      habits
+		learn       learning
+		rand        *rand.Rand
+		tau         time.Duration // age scale that the router told last
+		stay        float64       // residency that the router told last, seconds
+		heads       heads
+		copies      []*copying // on their way
+		joining     map[string]time.Time
+		replicating map[kv.WorkerRank]bool
+		budget      budgets
+		planted     planted
+		rewarming   rewarming
+		tasks       []func(context.Context) // that Run has not started
+
 		recent [maxRecent]Record
 		next   int
 		closed bool
+
+		peering peering
+
+		tokens     map[string]int // by kind
+		tokensOpen int            // sent, and their next turn is still to come
 	}
 }
 
@@ -57,6 +77,11 @@ type job struct {
 	sent   time.Time          // when it was sent last
 	tries  int                // how often
 	over   bool               // its outcome is decided, or is up to the next turn
+
+	// Since its last look at the worker, where that was taken:
+	waits kv.WorkerRank // for whom it waits; ID "": for nobody
+	worth float64       // expected seconds saved for each second of the engine
+	poke  chan struct{} // a look before its time is wanted
 }
 
 // New returns a Prefiller; Run makes it work. It panics where Config.Validate fails.
@@ -76,11 +101,28 @@ func New(cfg Config) *Prefiller {
 	p := &Prefiller{cfg: cfg, seed: maphash.MakeSeed(), wake: make(chan struct{}, 1)}
 	p.sums.New = func() any { return new([]uint64) }
 	p.mu.table.init()
+	p.mu.table.gone = p.unkeepLocked
+	p.mu.rewarming.init()
 	p.mu.pauses = map[string]time.Time{}
+	p.mu.chats, p.mu.habits = map[string]time.Time{}, habits{}
+	p.mu.tokens = map[string]int{}
+	p.mu.peering.away, p.mu.peering.abroad = map[uint64]*conversation{}, map[string][]kv.WarmUp{}
+	p.mu.stay = math.Inf(1)
 	p.mu.learn.init()
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
 	p.metrics = newMetrics(p, cfg.Registerer)
+	p.verify = newVerifyMetrics(cfg.Registerer)
+	p.mu.heads.init(cfg.HeldBytes/headShare, p.hold, func(n int64) { p.held.Add(-n) })
+	p.mu.joining = map[string]time.Time{}
+	p.mu.replicating = map[kv.WorkerRank]bool{}
+	p.mu.budget = budgets{spent: map[Trigger]float64{}, at: time.Now()}
+	p.mu.planted.done = func(t Trigger, used bool, tokens int) {
+		p.metrics.planted(t, used, tokens)
+		if t == TriggerRewarm {
+			p.mu.rewarming.settled(used, tokens)
+		}
+	}
 	return p
 }
 
@@ -92,17 +134,25 @@ func (p *Prefiller) Run(ctx context.Context) error {
 	defer p.close()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	caches := map[kv.WorkerRank]int{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 			p.sweep(time.Now())
+			p.evacuate()
+			p.tend(caches)
 		case <-p.wake:
 			p.mu.Lock()
 			fresh := p.mu.fresh
 			p.mu.fresh = nil
+			tasks := p.mu.tasks
+			p.mu.tasks = nil
 			p.mu.Unlock()
+			for _, task := range tasks {
+				wg.Go(func() { task(ctx) })
+			}
 			for _, j := range fresh {
 				wg.Go(func() { p.work(ctx, j) })
 			}
@@ -115,10 +165,30 @@ func (p *Prefiller) close() {
 	p.mu.Lock()
 	p.mu.closed = true
 	jobs := append([]*job(nil), p.mu.jobs...)
+	tasks := p.mu.tasks
+	p.mu.tasks = nil
+	p.mu.heads.clear()
+	for _, e := range p.mu.rewarming.byKey {
+		p.unkeepLocked(e.Value.(*kept).c)
+	}
 	p.mu.Unlock()
 	for _, j := range jobs {
 		p.stop(j, outcomeSkipped, skipShutdown)
 	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, task := range tasks {
+		task(over) // gives back what it holds
+	}
+}
+
+// hold counts n more bytes and tells whether there is room for them.
+func (p *Prefiller) hold(n int64) bool {
+	if p.held.Add(n) > p.cfg.HeldBytes {
+		p.held.Add(-n)
+		return false
+	}
+	return true
 }
 
 // Pause keeps warm-ups from a worker for a while: it answered a request with Retry-After.
@@ -135,36 +205,6 @@ func (p *Prefiller) Pause(worker string, d time.Duration) {
 }
 
 const maxPauses = 4096
-
-// Yield makes the warm-ups on a rank give way: a client's request was routed there. What
-// they have computed stays in the engine's cache, and they go on where they stopped once
-// the rank is free again. It costs one load where there are none.
-func (p *Prefiller) Yield(to kv.WorkerRank) {
-	if p == nil || p.sending.Load() == 0 {
-		return
-	}
-	var leases []*router.Lease
-	p.mu.Lock()
-	for _, j := range p.mu.jobs {
-		if j.lease != nil && j.lease.Worker() == to {
-			leases = append(leases, j.lease)
-			p.recallLocked(j)
-			p.metrics.yields.Inc()
-		}
-	}
-	p.mu.Unlock()
-	for _, l := range leases {
-		l.Done(noOutcome)
-	}
-}
-
-// recallLocked cancels the request of a warm-up that is under way.
-func (p *Prefiller) recallLocked(j *job) {
-	j.cut()
-	j.lease = nil
-	p.sending.Add(-1)
-	p.mu.learn.spent(j.c, time.Since(j.sent))
-}
 
 // idle tells whether no conversation waits for its next turn.
 func (p *Prefiller) idle() bool { return p.open.Load() == 0 }
@@ -183,9 +223,9 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	}
 	c := &conversation{
 		key: t.key, messages: t.messages, scope: scope{t.id.key, t.id.model, trigger},
-		served: e.Worker, ended: now, thought: t.thought,
+		served: e.Worker, ended: now, thought: t.thought, said: t.reply.said(), own: t.own,
 	}
-	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e}
+	j := &job{c: c, turn: t, trigger: trigger, ended: now, end: e, poke: make(chan struct{}, 1)}
 	c.job = j
 	c.open = true
 
@@ -203,8 +243,10 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	}
 	if old != nil {
 		p.mu.table.remove(old)
+		p.unshareLocked(old)
 	}
 	p.mu.table.add(c)
+	p.keepLocked(c, t, &e)
 	p.open.Store(int64(len(p.mu.table.byKey)))
 	var dropped *job
 	if len(p.mu.jobs) >= maxJobs {
@@ -236,12 +278,13 @@ func (p *Prefiller) replaced(c *conversation) {
 	p.mu.Lock()
 	j := c.job
 	p.mu.Unlock()
-	if j != nil && p.stop(j, outcomeSkipped, skipSuperseded) {
-		return
+	if j != nil {
+		p.stop(j, outcomeSkipped, skipSuperseded)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closeLocked(c, outcomeWasted, wasteReplaced)
+	p.forgetTokensLocked(&c.warm)
 }
 
 // closeLocked counts the outcome of a conversation, if it is still to come.
@@ -327,17 +370,31 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 		}
 		return nil
 	}
-	p.mu.table.remove(c)
-	p.open.Store(int64(len(p.mu.table.byKey)))
-	if !c.overdue {
-		p.mu.learn.back(c.scope)
-	}
+	p.leaveLocked(c)
 	j := c.job
 	p.mu.Unlock()
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
 	return c
+}
+
+// leaveLocked takes the conversation out whose next turn has come.
+func (p *Prefiller) leaveLocked(c *conversation) {
+	p.mu.table.remove(c)
+	p.open.Store(int64(len(p.mu.table.byKey)))
+	p.unshareLocked(c)
+	if !c.overdue {
+		gap := time.Since(c.ended)
+		p.mu.learn.back(c.scope, gap)
+		p.metrics.gaps.WithLabelValues(string(c.scope.trigger)).Observe(gap.Seconds())
+	}
+	if c.warm.gain > 0 {
+		p.metrics.seen(c.scope.trigger, eventReturn)
+		if c.job == nil && c.state == stateWarmed {
+			p.metrics.seen(c.scope.trigger, eventInTime)
+		}
+	}
 }
 
 // sweep closes what has waited for too long. A conversation is not expected back after
@@ -355,9 +412,12 @@ func (p *Prefiller) sweep(now time.Time) {
 	for e := t.order[1].Front(); e != nil && now.Sub(e.Value.(*conversation).ended) >= openLife; e = t.order[1].Front() {
 		c := e.Value.(*conversation)
 		t.remove(c)
+		p.unshareLocked(c)
 		p.closeLocked(c, outcomeWasted, wasteNoReturn)
+		p.forgetTokensLocked(&c.warm)
 	}
 	p.open.Store(int64(len(t.byKey)))
+	p.sweepAwayLocked(now)
 	for worker, until := range p.mu.pauses {
 		if !until.After(now) {
 			delete(p.mu.pauses, worker)
@@ -386,9 +446,18 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 	if c.warm.gain == 0 {
 		return
 	}
-	if c.warm.cancelled {
-		p.metrics.tokens.WithLabelValues("cancelled_used").Add(float64(used))
+	known := e.OK && e.Usage.CachedTokens >= 0
+	switch {
+	case !known:
+		p.closeTokensLocked(&c.warm, 0, tokenUnknown)
+	case c.warm.cancelled:
+		p.closeTokensLocked(&c.warm, used, tokenCancelled)
 		return
+	case used >= min(block, c.warm.gain):
+		p.metrics.seen(c.scope.trigger, eventResident)
+		p.closeTokensLocked(&c.warm, used, tokenWasted)
+	default:
+		p.closeTokensLocked(&c.warm, 0, tokenWasted)
 	}
 	switch {
 	case !c.open: // failed, or settled before
@@ -397,7 +466,6 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 	case e.Usage.CachedTokens < 0:
 		p.closeLocked(c, outcomeUnmeasured, blindUsage)
 	case used >= min(block, c.warm.gain):
-		p.metrics.tokens.WithLabelValues("used").Add(float64(used))
 		p.closeLocked(c, outcomeUsed, "")
 	case e.Worker != c.warm.worker:
 		p.closeLocked(c, outcomeWasted, wasteMoved)

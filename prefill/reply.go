@@ -3,6 +3,7 @@ package prefill
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 
 	"github.com/warmroute/warmroute/internal/openai"
 )
@@ -16,6 +17,7 @@ type reply struct {
 	content   []byte
 	reasoning [2][]byte // by reasoningNames
 	calls     []call
+	ids       []uint32 // tokens of the reply, where the client asked the engine for them
 	finish    string
 	finished  bool
 	odd       string // why the message cannot be echoed; "" where it can
@@ -35,7 +37,7 @@ type call struct {
 
 // size returns the bytes that the reply holds.
 func (m *reply) size() int {
-	n := len(m.content) + len(m.reasoning[0]) + len(m.reasoning[1])
+	n := len(m.content) + len(m.reasoning[0]) + len(m.reasoning[1]) + 4*len(m.ids)
 	for i := range m.calls {
 		n += len(m.calls[i].id) + len(m.calls[i].name) + len(m.calls[i].args) + 64
 	}
@@ -101,7 +103,7 @@ func (m *reply) choice(data []byte) {
 		return
 	}
 	first, finish := true, ""
-	var delta openai.Span
+	var delta, ids openai.Span
 	r.Object()
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
 		switch string(key) {
@@ -114,6 +116,8 @@ func (m *reply) choice(data []byte) {
 			r.Skip()
 		case "delta", "message":
 			delta = r.Skip()
+		case "token_ids":
+			ids = r.Skip()
 		case "finish_reason":
 			if r.Peek() == '"' {
 				raw, _ := r.String()
@@ -131,8 +135,28 @@ func (m *reply) choice(data []byte) {
 	if delta.Present() && data[delta.Start] == '{' {
 		m.message(data, delta)
 	}
+	if ids.Present() {
+		m.tokens(data, ids)
+	}
 	if finish != "" && !m.finished {
 		m.finish, m.finished = finish, true
+	}
+}
+
+// tokens reads the ids of what an event brought.
+func (m *reply) tokens(data []byte, at openai.Span) {
+	r := &m.r[1]
+	r.Reset(data, at)
+	if r.Peek() != '[' {
+		return
+	}
+	r.Array()
+	for r.Elem() {
+		n, ok := r.Int()
+		if !ok || n < 0 || n > math.MaxUint32 {
+			return // their number will not be that of the reply's tokens
+		}
+		m.ids = append(m.ids, uint32(n))
 	}
 }
 

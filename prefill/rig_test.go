@@ -36,10 +36,14 @@ type rig struct {
 	router   *router.Router
 	prefill  *Prefiller
 	engines  map[string]*engine
-	thinking bool // the template drops reasoning from history
-	noTokens bool // prompts are known as text only
+	render   func(body []byte) []uint32 // the chat template and the tokenizer
+	thinking bool                       // the template drops reasoning from history
+	noTokens bool                       // prompts are known as text only
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
+	ctx      context.Context
+	cfg      rigConfig
+	specs    []router.WorkerSpec
 
 	mu    sync.Mutex
 	quiet bool
@@ -57,14 +61,16 @@ type rigConfig struct {
 	NoTokens bool
 	Prefill  Config // what is not needed is filled in
 	Name     string // of the engine, "vllm" by default
+	Copies   bool   // router.Config.Copies
+	MaxQueue int    // router.Config.MaxQueue
 }
 
 func newRig(t testing.TB, cfg rigConfig) *rig {
 	g := &rig{
 		t: t, start: time.Now(), registry: prometheus.NewRegistry(), routing: prometheus.NewRegistry(), index: index.NewSet(index.Config{}), numbers: &kv.Workers{},
-		engines: map[string]*engine{}, thinking: cfg.Thinking, noTokens: cfg.NoTokens,
+		engines: map[string]*engine{}, render: render, thinking: cfg.Thinking, noTokens: cfg.NoTokens,
 	}
-	g.router = router.New(router.Config{Index: g.index, Workers: g.numbers, Seed: 1, Registerer: g.routing})
+	g.router = router.New(router.Config{Index: g.index, Workers: g.numbers, Seed: 1, Registerer: g.routing, Copies: cfg.Copies, MaxQueue: cfg.MaxQueue})
 	if cfg.Engine.BlockSize == 0 {
 		cfg.Engine.BlockSize = 16
 	}
@@ -82,24 +88,9 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	g.stop = cancel
-	var specs []router.WorkerSpec
-	for i := range max(cfg.Workers, 1) {
-		id := fmt.Sprintf("w%d", i+1)
-		ec := cfg.Engine
-		ec.Seed = uint64(i)
-		e := &engine{rig: g, sim: sim.NewEngine(ec), wake: make(chan struct{}, 1), translator: events.NewTranslator(events.TranslatorConfig{})}
-		e.number = g.numbers.Hold(kv.WorkerRank{ID: id})
-		e.silent = cfg.Feed == router.FeedNone
-		g.engines[id] = e
-		specs = append(specs, router.WorkerSpec{
-			ID: id, Models: []router.ModelSpec{{Name: "m"}}, Engine: cfg.Name,
-			BlockSize: ec.BlockSize, CapacityTokens: ec.CapacityTokens, MaxNumSeqs: ec.MaxNumSeqs,
-		})
-		g.wg.Go(func() { e.run(ctx) })
-	}
-	g.router.SetWorkers(specs)
-	for id := range g.engines {
-		g.router.SetFeed(kv.WorkerRank{ID: id}, router.Feed{State: cfg.Feed, BlockSize: cfg.Engine.BlockSize})
+	g.ctx, g.cfg = ctx, cfg
+	for range max(cfg.Workers, 1) {
+		g.add()
 	}
 	pc := cfg.Prefill
 	pc.Router, pc.Sender, pc.Identify, pc.Registerer = g.router, g, g.identify, g.registry
@@ -112,6 +103,35 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 	g.prefill = New(pc)
 	g.wg.Go(func() { _ = g.prefill.Run(ctx) })
 	return g
+}
+
+// add starts one more engine, which the router knows and takes for healthy.
+func (g *rig) add() string {
+	i, cfg := len(g.specs), g.cfg
+	id := fmt.Sprintf("w%d", i+1)
+	ec := cfg.Engine
+	ec.Seed = uint64(i)
+	e := &engine{rig: g, sim: sim.NewEngine(ec), wake: make(chan struct{}, 1), translator: events.NewTranslator(events.TranslatorConfig{})}
+	e.number = g.numbers.Hold(kv.WorkerRank{ID: id})
+	e.silent = cfg.Feed == router.FeedNone
+	g.mu.Lock()
+	g.engines[id] = e
+	g.mu.Unlock()
+	g.specs = append(g.specs, router.WorkerSpec{
+		ID: id, Models: []router.ModelSpec{{Name: "m"}}, Engine: cfg.Name,
+		BlockSize: ec.BlockSize, CapacityTokens: ec.CapacityTokens, MaxNumSeqs: ec.MaxNumSeqs, Drafts: ec.Drafts,
+	})
+	g.wg.Go(func() { e.run(g.ctx) })
+	g.router.SetWorkers(g.specs)
+	g.router.SetFeed(kv.WorkerRank{ID: id}, router.Feed{State: cfg.Feed, BlockSize: cfg.Engine.BlockSize})
+	return id
+}
+
+// engine returns the engine of a worker.
+func (g *rig) engine(worker string) *engine {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.engines[worker]
 }
 
 // close ends everything and checks that nothing is left behind.
@@ -166,6 +186,7 @@ type engine struct {
 type running struct {
 	seq         *sim.Seq
 	first, done chan struct{}
+	progress    func(tokens int) // may be nil
 }
 
 func (e *engine) run(ctx context.Context) {
@@ -185,6 +206,9 @@ func (e *engine) run(ctx context.Context) {
 		e.mu.Lock()
 		for _, p := range e.sim.End(time.Now()) {
 			c := p.Seq.Tag.(*running)
+			if c.progress != nil && p.NewTokens > 0 {
+				c.progress(p.NewTokens)
+			}
 			if p.FirstToken {
 				close(c.first)
 			}
@@ -217,6 +241,11 @@ func (e *engine) run(ctx context.Context) {
 
 func (e *engine) submit(tokens, output []uint32) *running {
 	c := &running{first: make(chan struct{}), done: make(chan struct{})}
+	e.start(c, tokens, output)
+	return c
+}
+
+func (e *engine) start(c *running, tokens, output []uint32) {
 	c.seq = &sim.Seq{Tokens: tokens, OutputTokens: len(output), Output: func(i int) uint32 { return output[i] }, Tag: c}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -227,7 +256,6 @@ func (e *engine) submit(tokens, output []uint32) *running {
 	case e.wake <- struct{}{}:
 	default:
 	}
-	return c
 }
 
 func (e *engine) abort(c *running) {
@@ -295,9 +323,9 @@ func generation(reasoning, content, call string) []uint32 {
 
 func (g *rig) identify(_ context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
 	p := &kv.Prompt{Source: kv.SourceEngine, Namespace: ns, BytesPerToken: 1}
-	tokens := render(body)
+	tokens := g.render(body)
 	p.TokenCount = len(tokens)
-	if !g.noTokens {
+	if !g.noTokens && tokens != nil {
 		p.Tokens = tokens
 		return p
 	}
@@ -329,8 +357,8 @@ func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
 		g.logf("%s  answer   %s  status=%d err=%v", name, w.Worker, a.Status, err)
 		return a, err
 	}
-	e := g.engines[w.Worker.ID]
-	c := e.submit(render(w.Body), []uint32{9})
+	e := g.engine(w.Worker.ID)
+	c := e.submit(g.prompt(w), []uint32{9})
 	select {
 	case <-ctx.Done():
 		e.abort(c)
@@ -340,6 +368,27 @@ func (g *rig) Prefill(ctx context.Context, w *Warmup) (Answer, error) {
 	}
 	g.logf("%s  warm     %s  cached=%d new=%d", name, w.Worker, c.seq.CachedTokens, len(c.seq.Tokens)-c.seq.CachedTokens)
 	return Answer{Status: 200, Usage: openai.Usage{PromptTokens: len(c.seq.Tokens), CompletionTokens: 1, CachedTokens: c.seq.CachedTokens, ReasoningTokens: -1}}, nil
+}
+
+// warmups returns what was sent so far.
+func (g *rig) warmups() []*Warmup {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.sent)
+}
+
+// prompt returns the tokens of a warm-up of either form.
+func (g *rig) prompt(w *Warmup) []uint32 {
+	if w.Path == pathChat {
+		return g.render(w.Body)
+	}
+	var q struct {
+		Prompt []uint32
+	}
+	if err := json.Unmarshal(w.Body, &q); err != nil || len(q.Prompt) == 0 {
+		panic(fmt.Sprintf("%s: %v: %s", w.Path, err, w.Body))
+	}
+	return q.Prompt
 }
 
 // settled lets everything that can happen at this instant happen, so that the log has

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/internal/openai"
+	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/kv"
 )
 
@@ -44,9 +45,14 @@ type Turn struct {
 	reply    reply
 	held     int64         // bytes that count against the cap
 	prev     *conversation // that this turn continues
+	met      met           // the same at another proxy
 	state    string
 	thought  bool // reasoning was seen since the last user's message
+	first    bool // no assistant message yet
+	user     bool // the last message is a user's
 	ended    bool
+	own      habit  // how this conversation's client writes replies back
+	came     string // what this turn's messages have other than was assumed, "" for nothing
 }
 
 // Arrived tells that a request came in. If it is the next turn of a conversation, a
@@ -68,10 +74,11 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 		mode = p.cfg.mode(a.Request.Model, a.Key)
 	}
 	wanted := mode == ModeOn || mode == ModeAuto
-	if !wanted && p.idle() {
+	abroad := p.abroad.Load() > 0
+	if !wanted && p.idle() && !abroad {
 		return nil
 	}
-	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages)}
+	t := &Turn{p: p, id: identity{a.Request.Model, a.Key, a.Namespace}, messages: len(a.Request.Messages), first: a.Request.FirstTurn, user: lastUser(a.Request)}
 	buf := p.sums.Get().(*[]uint64)
 	hashes := sums((*buf)[:0], p.seed, t.id, a.Body, a.Request)
 	t.key = hashes[len(hashes)-1]
@@ -80,9 +87,10 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	p.sums.Put(buf)
 	if t.prev != nil {
 		t.state = t.prev.state
+		t.learn(&a)
 	}
 	if !wanted {
-		if t.prev == nil {
+		if t.prev == nil && !abroad {
 			return nil
 		}
 		return t
@@ -102,6 +110,19 @@ func (p *Prefiller) Arrived(a Arrival) *Turn {
 	return t
 }
 
+// learn compares what came with what was assumed.
+func (t *Turn) learn(a *Arrival) {
+	c, p := t.prev, t.p
+	h := seen(a.Body, a.Request, c.messages, c.said)
+	t.own = h.over(c.own)
+	t.came = c.expect.differs(a.Body, a.Request, p.seed, c.messages)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.habits.note(c.scope, h) {
+		p.verify.forgotten.Inc()
+	}
+}
+
 // ValidHint tells whether the header's value can be read; nothing is a valid value.
 func ValidHint(value string) bool {
 	return strings.TrimSpace(value) == "" || hinted(value) != ""
@@ -118,6 +139,15 @@ func hinted(value string) Mode {
 		return ModeAuto
 	}
 	return ""
+}
+
+// Routed tells where the turn's request goes, with its prompt. It never waits.
+func (t *Turn) Routed(l *router.Lease, prompt *kv.Prompt) {
+	if t == nil {
+		return
+	}
+	t.meet(prompt)
+	t.replicate(l, prompt)
 }
 
 // State tells what became of the warm-up for this turn: "warmed", "late", "cancelled",
@@ -165,8 +195,7 @@ func (t *Turn) hold(n int64) bool {
 	if t.held+n > maxTurnBytes {
 		return false
 	}
-	if t.p.held.Add(n) > t.p.cfg.HeldBytes {
-		t.p.held.Add(-n)
+	if !t.p.hold(n) {
 		return false
 	}
 	t.held += n
@@ -189,12 +218,15 @@ func (t *Turn) Finish(e End) {
 	t.ended = true
 	p := t.p
 	if t.prev != nil {
+		p.verified(t.prev, e.Prompt, t.came)
 		p.settle(t.prev, &e)
 		t.prev = nil
 	}
+	t.settleAbroad(&e)
 	if t.mode == "" {
 		return
 	}
+	p.learn(t, &e)
 	reason, trigger := t.skip, Trigger("")
 	if reason == "" && !(e.OK && t.reply.finished) {
 		reason = skipIncomplete

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/warmroute/warmroute/internal/openai"
@@ -59,7 +58,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 		if lease, reason, later = p.try(ctx, j, w, cut); reason == "" {
 			break
 		}
-		if !later || !sleep(ctx, wait) {
+		if !later || !j.rest(ctx, wait) {
 			p.enough(j, reason)
 			return false
 		}
@@ -67,14 +66,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 	if lease == nil {
 		return false // held out, or cancelled at the last moment
 	}
-	rank := ""
-	if lease.SendRank() {
-		rank = strconv.Itoa(lease.Worker().Rank)
-	}
-	a, err := p.cfg.Sender.Prefill(sending, &Warmup{
-		Worker: lease.Worker(), Body: w.body, Authorization: j.end.Authorization,
-		Header: warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank),
-	})
+	a, err := p.deliver(sending, j, w, lease)
 	p.metrics.inflight.Dec()
 	p.mu.Lock()
 	gaveWay := j.lease == nil && !j.over
@@ -113,6 +105,38 @@ func (p *Prefiller) enough(j *job, reason string) bool {
 	return false
 }
 
+// outdoneLocked tells whether another warm-up that waits for the worker should go first:
+// one of which more is expected for the same engine time. That one is made to look.
+func (p *Prefiller) outdoneLocked(j *job, worker kv.WorkerRank) bool {
+	best := j
+	for _, k := range p.mu.jobs {
+		if k.waits == worker && k.worth > best.worth && time.Now().Before(k.ended.Add(jobLife-longWait)) {
+			best = k
+		}
+	}
+	if best == j {
+		return false
+	}
+	select {
+	case best.poke <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// rest waits for d, or until the job is poked, and tells whether ctx lasted so long.
+func (j *job) rest(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+	case <-j.poke:
+	}
+	return ctx.Err() == nil
+}
+
 // sleep waits for d and tells whether ctx lasted so long.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
@@ -136,13 +160,18 @@ func newID() string {
 
 // plan is one warm request and what is known of its prompt.
 type plan struct {
-	body      []byte
+	body      []byte // as a chat with a stub
 	prompt    *kv.Prompt
 	prefix    int  // tokens of the prompt that the next turn shares; 0: tokens are not known
+	exact     bool // prefix is what several renderings have in common
+	texts     int  // text blocks that it shares, where tokens are not known
 	visible   int  // bytes of replies and tool messages since the last user's message
 	maxTokens int  // of the client, so that the router sees the turn to come
 	known     bool // the tokens of the finished turn's own prompt are known
 	shared    int  // tokens that its prompt and the warm one share
+	generated int  // tokens that its prompt, the reply behind it and the warm one share; -1: not known
+	expect    *expectation
+	form      form // of the request under way
 }
 
 // prepare builds the warm request and finds out what it shares with the next turn.
@@ -159,35 +188,60 @@ func (p *Prefiller) prepare(ctx context.Context, j *job) (w *plan, reason string
 			return nil, skipShape
 		}
 	}
-	w = &plan{maxTokens: v.MaxTokens, visible: visible(&v, &t.reply)}
+	p.mu.Lock()
+	others := p.mu.habits.of(j.c.scope)
+	p.mu.Unlock()
+	e, otherwise := echoOf(body, &v, &t.reply, t.own, others)
+	stubs := stubsFor(body, &v)
+	w = &plan{maxTokens: v.MaxTokens, visible: visible(&v, &t.reply), generated: -1}
 	var err error
-	if w.body, err = warmBody(nil, body, &v, &t.reply, j.trigger, stubs[0]); err != nil {
+	if w.body, err = warmBody(nil, body, &v, &t.reply, &e, stubs[0]); err != nil {
 		return nil, skipShape
 	}
 	if w.prompt = p.identify(ctx, w.body, t.id.ns); w.prompt == nil {
 		return nil, skipShape
 	}
-	if !whollyExact(w.prompt) {
-		return w, ""
+	whole := whollyExact(w.prompt)
+	if whole {
+		w.prefix = len(w.prompt.Tokens)
+		w.compare(&j.end, t.reply.ids)
 	}
 	// The first rendering bounds the gain from above; a second one is only worth its
 	// price where that is not too little.
-	w.prefix = len(w.prompt.Tokens)
-	w.compare(j.end.Prompt)
 	if _, reason, again := p.judge(j, w); reason != "" && !again {
 		return nil, reason
 	}
-	other, err := warmBody(nil, body, &v, &t.reply, j.trigger, stubs[1])
+	other, err := warmBody(nil, body, &v, &t.reply, &e, stubs[1])
 	if err != nil {
 		return nil, skipShape
 	}
-	if q := p.identify(ctx, other, t.id.ns); q != nil && whollyExact(q) {
-		// The last token may be another one once the next message's text follows it.
-		w.prefix = max(common(w.prompt.Tokens, q.Tokens)-1, 0)
-	} else {
-		w.prefix = max(w.prefix-stubTokens, 0)
+	w.exact = whole
+	w.cut(p.identify(ctx, other, t.id.ns))
+	if otherwise != e {
+		// Nobody knows how this client writes replies back: what is the same both ways is
+		// warmed.
+		if other, err = warmBody(nil, body, &v, &t.reply, &otherwise, stubs[1]); err != nil {
+			return nil, skipShape
+		}
+		w.cut(p.identify(ctx, other, t.id.ns))
 	}
+	w.expect = p.expect(w, t.body, &e, &t.reply)
 	return w, ""
+}
+
+// cut shortens what the next turn shares to what another rendering has, too.
+func (w *plan) cut(q *kv.Prompt) {
+	switch {
+	case q == nil || whollyExact(w.prompt) && !whollyExact(q):
+		w.prefix, w.texts, w.exact = max(min(w.prefix, len(w.prompt.Tokens)-stubTokens), 0), 0, false
+	case whollyExact(w.prompt):
+		// The last token may be another one once the next message's text follows it.
+		w.prefix = max(min(w.prefix, common(w.prompt.Tokens, q.Tokens)-1), 0)
+	case w.texts == 0:
+		w.texts = common(w.prompt.Text, q.Text)
+	default:
+		w.texts = min(w.texts, common(w.prompt.Text, q.Text))
+	}
 }
 
 // stubTokens is a generous guess at the tokens of a stub message with what the template
@@ -202,19 +256,30 @@ func (p *Prefiller) identify(ctx context.Context, body []byte, ns kv.Namespace) 
 	return p.cfg.Identify(ctx, &v, body, ns)
 }
 
-// whollyExact tells whether all tokens of a prompt are known.
+// whollyExact tells whether all tokens of a prompt are known. An engine's own may come with
+// the reason why they were not made here.
 func whollyExact(p *kv.Prompt) bool {
-	return p.Exact() && p.Reason == "" && len(p.Tokens) == p.TokenCount
+	return p.Exact() && (p.Reason == "" || p.Source == kv.SourceEngine) && len(p.Tokens) == p.TokenCount
 }
 
-// compare finds where the next turn's prompt leaves that of the finished one.
-func (w *plan) compare(before *kv.Prompt) {
-	if before != nil && whollyExact(before) {
-		w.known, w.shared = true, common(before.Tokens, w.prompt.Tokens)
+// compare finds where the next turn's prompt leaves that of the finished one, and what the
+// engine has computed for it: the prompt and all of the reply but its last token. Only the
+// engine's own ids say what that is: text that is tokenised again may be other tokens.
+func (w *plan) compare(e *End, reply []uint32) {
+	if e.Prompt == nil || !whollyExact(e.Prompt) {
+		return
+	}
+	w.known, w.shared = true, common(e.Prompt.Tokens, w.prompt.Tokens)
+	if len(reply) == 0 || len(reply) != e.Usage.CompletionTokens {
+		return
+	}
+	w.generated = w.shared
+	if w.shared == len(e.Prompt.Tokens) {
+		w.generated += common(reply[:len(reply)-1], w.prompt.Tokens[w.shared:])
 	}
 }
 
-func common(a, b []uint32) int {
+func common[T comparable](a, b []T) int {
 	n := min(len(a), len(b))
 	for i := range n {
 		if a[i] != b[i] {
@@ -246,10 +311,21 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	p.admit.Lock()
 	defer p.admit.Unlock()
 	v, reason, again := p.judge(j, w)
+	p.mu.Lock()
+	if !j.over {
+		p.shareLocked(j, &v)
+	}
+	j.waits, j.worth = kv.WorkerRank{}, v.expect.Saved/max(v.seconds, 1e-9)
+	if reason == "" && !j.over && p.outdoneLocked(j, v.worker) {
+		reason, again = skipLoad, true
+	}
 	if reason != "" {
+		if again {
+			j.waits = v.worker
+		}
+		p.mu.Unlock()
 		return nil, reason, again
 	}
-	p.mu.Lock()
 	if j.over {
 		p.mu.Unlock()
 		return nil, "", false
@@ -272,8 +348,9 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	if g != groupWarmed {
 		return nil, "", false
 	}
+	w.form = p.formOf(w, &v)
 	lease, err := p.cfg.Router.Route(ctx, &router.Request{
-		Model: j.turn.id.model, Key: j.turn.id.key, Prompt: w.prompt, MaxTokens: 1,
+		Model: j.turn.id.model, Key: j.turn.id.key, Prompt: w.sent(), MaxTokens: 1,
 		PinWorker: v.worker.ID, PinRank: v.worker.Rank, Speculative: true,
 	})
 	if err != nil {
@@ -287,15 +364,19 @@ func (p *Prefiller) try(ctx context.Context, j *job, w *plan, cut context.Cancel
 	}
 	j.lease, j.cut, j.sent = lease, cut, time.Now()
 	j.c.group, j.c.probe, j.c.state = g, probe, "warming"
+	before := j.c.warm
 	if j.tries++; j.tries == 1 {
 		j.c.warm = v.warmth()
+		p.metrics.expect(j.trigger, &v.expect)
 	} else {
 		j.c.warm.goesOn(&v)
 	}
+	j.c.warm.form = w.form.String()
+	p.mu.table.expect(j.c, w.expect)
+	p.sendsLocked(&before, &j.c.warm)
 	p.sending.Add(1)
 	p.metrics.inflight.Inc()
 	p.metrics.sent.WithLabelValues(string(j.trigger)).Inc()
-	p.metrics.tokens.WithLabelValues("sent").Add(float64(v.gain))
 	p.mu.Unlock()
 	return lease, "", false
 }
@@ -322,6 +403,7 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 	}
 	j.c.state = outcomeFailed
 	p.closeLocked(j.c, outcomeFailed, reason)
+	p.closeTokensLocked(&j.c.warm, 0, tokenFailed)
 	p.recordLocked(j, outcomeFailed, reason)
 	p.mu.Unlock()
 	switch {

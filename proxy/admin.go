@@ -63,6 +63,11 @@ func (s *Server) readiness() (status int, r readiness) {
 	if b := s.cfg.Bus; b != nil && !b.Connected() {
 		reasons = append(reasons, "NATS is not connected: routing uses the last known KV events")
 	}
+	for _, w := range s.cfg.Router.Status() {
+		if w.Warming && w.Rank == 0 {
+			reasons = append(reasons, fmt.Sprintf("worker %s is warming: its cache is filled before it takes requests", w.Worker))
+		}
+	}
 	if c := s.cfg.Consumer; c != nil {
 		for _, f := range c.Status() {
 			if f.State == events.FeedStale || f.State == events.FeedResyncing {

@@ -16,7 +16,7 @@ import (
 // answer gives the client the worker's answer. It tells whether the turn was handed over
 // to the server, which ends it by closing the stream.
 func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
-	h := &t.resp.Header
+	h := t.resp.Header
 	t.status = h.StatusCode()
 	rc.Response.SetStatusCode(t.status)
 	copyResponseHeaders(&rc.Response.Header, h)
@@ -28,7 +28,7 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 			rc.Response.Header.Set(headerSpeculation, state)
 		}
 	}
-	if mediaType(h.ContentType()) != "text/event-stream" {
+	if !isEventStream(h.ContentType()) {
 		return t.whole(rc)
 	}
 	if !rc.Request.Header.IsHTTP11() {
@@ -44,10 +44,9 @@ func (t *turn) answer(rc *fasthttp.RequestCtx) (handedOver bool) {
 }
 
 func (t *turn) newRelay() *relay {
-	m := t.s.metrics
 	r := &relay{
 		src: t.resp, lease: t.lease, warm: t.warm, cut: t.cut, start: t.start, broken: t.broken,
-		ttft: m.ttft.WithLabelValues(t.endpoint), itl: m.itl.WithLabelValues(t.endpoint),
+		ttft: t.metrics.ttft, itl: t.metrics.itl,
 	}
 	r.seen.Reset(t.req.N)
 	t.relay = r

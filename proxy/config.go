@@ -19,6 +19,11 @@ import (
 // headerBytes bounds the headers of a request: long bearer tokens and baggage fit.
 const headerBytes = 32 << 10
 
+// writeBytes is the write buffer of a client's connection. A read of a stream gives the
+// server at most 4 KB: with its frame, and the header before the first, it leaves in one
+// write. Behind a full buffer of 4 KB the frame's last bytes would be a write of their own.
+const writeBytes = 4<<10 + 768
+
 // Config configures a Server. Zero values take the defaults.
 type Config struct {
 	Listen string      // the OpenAI endpoint, host:port; default ":8000". Flag --listen

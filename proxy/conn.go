@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -32,7 +31,8 @@ type listener struct {
 	stall    time.Duration // longest time for one write; 0 is no limit
 	pace     pace          // of every connection
 	max      int64         // connections that are served; 0 is no limit
-	portable bool          // watch by reading, as systems other than Linux do
+	leavers  *departures
+	portable bool // watch by reading, as systems other than Linux do
 
 	open      atomic.Int64
 	first     sync.Once
@@ -49,8 +49,8 @@ func (l *listener) Accept() (net.Conn, error) {
 	c := &conn{Conn: nc, l: l, stall: l.stall, pace: l.pace, surplus: surplus}
 	if t, ok := nc.(*net.TCPConn); ok {
 		setUserTimeout(t, l.stall)
-		if !l.portable && canPoll {
-			c.raw, _ = t.SyscallConn()
+		if !l.portable {
+			c.id = l.leavers.add(c, t)
 		}
 	}
 	return c, nil
@@ -83,7 +83,7 @@ func (l *listener) count(n int64) {
 // conn is a client's connection.
 type conn struct {
 	net.Conn
-	raw     syscall.RawConn // nil where the socket cannot be polled
+	id      uint64 // by which departures knows it; 0 where it does not
 	stall   time.Duration
 	writeBy atomic.Int64 // write deadline, unix ns
 	linger  atomic.Bool  // read what the client still sends before closing
@@ -93,8 +93,15 @@ type conn struct {
 
 	l         *listener
 	closed    atomic.Bool // and no longer counted
-	peeked    byte        // read ahead by the portable watch
+	ahead     *readAhead  // the watch where id is 0
+	peeked    byte        // read ahead by it
 	hasPeeked bool
+
+	mu struct {
+		sync.Mutex
+		left bool
+		gone func() // the watch's; nil for none
+	}
 }
 
 // clientConn returns the conn under what fasthttp hands to a handler, nil if there is none.
@@ -168,6 +175,9 @@ func (c *conn) Write(p []byte) (int, error) {
 func (c *conn) Close() error {
 	if !c.closed.Swap(true) {
 		defer c.l.count(-1)
+		if c.id != 0 {
+			defer c.l.leavers.remove(c.id)
+		}
 	}
 	if c.linger.Swap(false) {
 		if t, ok := c.Conn.(*net.TCPConn); ok && t.CloseWrite() == nil {
@@ -178,12 +188,54 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// watch notices that the client of one request left. It must be stopped before anyone
-// reads from the connection again.
-type watch struct {
+// watch calls gone, at most once, when the client closes or half-closes the connection or
+// has done so. unwatch must follow before anyone reads from the connection.
+func (c *conn) watch(gone func()) {
+	c.pace.stop()
+	if c.id == 0 {
+		c.ahead = startReadAhead(c, gone)
+		return
+	}
+	c.mu.Lock()
+	left := c.mu.left
+	if !left {
+		c.mu.gone = gone
+	}
+	c.mu.Unlock()
+	if left {
+		gone()
+	}
+}
+
+// unwatch ends the watch. One last call of gone may be under way.
+func (c *conn) unwatch() {
+	if c.ahead != nil {
+		c.ahead.stop()
+		c.ahead = nil
+		return
+	}
+	c.mu.Lock()
+	c.mu.gone = nil
+	c.mu.Unlock()
+}
+
+// departed is told that the client has left.
+func (c *conn) departed() {
+	c.mu.Lock()
+	c.mu.left = true
+	gone := c.mu.gone
+	c.mu.gone = nil
+	c.mu.Unlock()
+	if gone != nil {
+		gone()
+	}
+}
+
+// readAhead is the watch where departures cannot tell: one byte is read ahead and given back
+// to the next Read, so once a pipelined request waits it sees nothing more.
+type readAhead struct {
 	c        *conn
 	gone     func() // called once, from the watch's goroutine
-	poll     poller
 	stopping atomic.Bool
 	done     chan struct{}
 }
@@ -191,31 +243,21 @@ type watch struct {
 // past is a deadline that has passed.
 var past = time.Unix(1, 0)
 
-// startWatch calls gone when the client closes or half-closes the connection.
-func startWatch(c *conn, gone func()) *watch {
-	w := &watch{c: c, gone: gone, done: make(chan struct{})}
-	c.pace.stop()
+func startReadAhead(c *conn, gone func()) *readAhead {
+	w := &readAhead{c: c, gone: gone, done: make(chan struct{})}
 	_ = c.SetReadDeadline(time.Time{})
 	go w.run() // owned by stop, which waits for it
 	return w
 }
 
-func (w *watch) run() {
+func (w *readAhead) run() {
 	defer close(w.done)
-	left := false
-	if w.c.raw != nil {
-		left = w.park()
-	} else {
-		left = w.read()
-	}
-	if left && !w.stopping.Load() {
+	if w.read() && !w.stopping.Load() {
 		w.gone()
 	}
 }
 
-// read is the portable watch: one byte is read ahead and given back to the next Read, so
-// once a pipelined request waits it sees nothing more.
-func (w *watch) read() (left bool) {
+func (w *readAhead) read() (left bool) {
 	if w.c.hasPeeked {
 		return false
 	}
@@ -229,7 +271,7 @@ func (w *watch) read() (left bool) {
 }
 
 // stop ends the watch and waits for it.
-func (w *watch) stop() {
+func (w *readAhead) stop() {
 	w.stopping.Store(true)
 	_ = w.c.SetReadDeadline(past)
 	<-w.done

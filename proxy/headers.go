@@ -214,8 +214,8 @@ func isFolded(raw []byte) bool {
 	return bytes.Contains(raw, []byte("\n ")) || bytes.Contains(raw, []byte("\n\t"))
 }
 
-// mediaType returns a content type without its parameters, in lower case.
-func mediaType(contentType []byte) string {
+// isEventStream tells whether a content type, whatever its parameters, is that of SSE.
+func isEventStream(contentType []byte) bool {
 	t, _, _ := bytes.Cut(contentType, []byte(";"))
-	return string(bytes.ToLower(bytes.TrimSpace(t)))
+	return bytes.EqualFold(bytes.TrimSpace(t), []byte("text/event-stream"))
 }

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 )
 
@@ -78,6 +79,8 @@ type keyring map[[sha256.Size]byte]*caller
 type caller struct {
 	Key
 	allowance *allowance // of all that use this name
+
+	requests, promptTokens, outputTokens prometheus.Counter // the name's
 }
 
 // name is how the router and the prefiller know the caller.
@@ -167,11 +170,14 @@ func (s *Server) setKeys(keys []Key) error {
 	if err != nil {
 		return err
 	}
-	s.keys.Store(&ring)
 	named := make(map[string]bool, len(ring))
 	for _, c := range ring {
 		named[c.Name] = true
+		c.requests = s.metrics.keyRequests.WithLabelValues(c.Name)
+		c.promptTokens = s.metrics.keyTokens.WithLabelValues(c.Name, "prompt")
+		c.outputTokens = s.metrics.keyTokens.WithLabelValues(c.Name, "output")
 	}
+	s.keys.Store(&ring)
 	for _, c := range old {
 		if !named[c.Name] {
 			s.metrics.forget(c.Name)

@@ -179,8 +179,8 @@ func (t *turn) spend(u openai.Usage) {
 		prompt = t.taken
 	}
 	t.used = prompt + output
-	t.s.metrics.keyTokens.WithLabelValues(t.who.Name, "prompt").Add(float64(prompt))
-	t.s.metrics.keyTokens.WithLabelValues(t.who.Name, "output").Add(float64(output))
+	t.who.promptTokens.Add(float64(prompt))
+	t.who.outputTokens.Add(float64(output))
 }
 
 // enter lets the turn in as far as the limits of its key do.
@@ -190,7 +190,7 @@ func (t *turn) enter() *fault {
 	}
 	r := t.who.enter(t.start)
 	if t.entered = r == nil; t.entered {
-		t.s.metrics.keyRequests.WithLabelValues(t.who.Name).Inc()
+		t.who.requests.Inc()
 	}
 	return t.limited(r)
 }
@@ -232,8 +232,9 @@ func (c *caller) writeLimits(h *fasthttp.ResponseHeader, now time.Time) {
 		if b.limit == 0 {
 			return
 		}
-		h.Set(limit, strconv.Itoa(b.limit))
-		h.Set(remaining, strconv.Itoa(int(max(b.level+rounding, 0))))
+		var digits [20]byte
+		h.SetBytesV(limit, strconv.AppendInt(digits[:0], int64(b.limit), 10))
+		h.SetBytesV(remaining, strconv.AppendInt(digits[:0], int64(max(b.level+rounding, 0)), 10))
 		h.Set(reset, b.wait(float64(b.limit)).Round(time.Millisecond).String())
 	}
 	write(&requests, "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests")

@@ -29,8 +29,9 @@ type booking interface {
 	Done(router.Outcome)
 }
 
-// relay passes a stream on as it comes and reads along. Without cut, a Read is the
-// worker's Read: no byte is copied, held back or changed.
+// relay passes a stream on as it comes and reads along. Without cut, and with it while whole
+// events arrive that stay, a Read is the worker's Read: no byte is copied, held back or
+// changed.
 type relay struct {
 	src   io.Reader
 	lease booking
@@ -49,7 +50,7 @@ type relay struct {
 	// cut leaves out frames that only carry usage: the proxy asked for them, not the
 	// client. Events are then passed on once they are whole, or too long to be one.
 	cut  bool
-	buf  []byte // cut: what is held back, then what was read
+	buf  []byte // cut: what is held back, then what was read; nil while nothing is held
 	hold int    // cut: start of what is held back in buf
 	base int64  // cut: offset in the stream of buf[0]
 	cuts []span // cut: frames to leave out, as offsets in the stream
@@ -64,6 +65,7 @@ type relay struct {
 
 	start, last time.Time     // of the request, and of the last token
 	firstToken  time.Duration // after start; 0 before it
+	due         int           // tokens of the first read, until the router is told of them
 	ttft, itl   prometheus.Observer
 	done        bool
 }
@@ -74,6 +76,7 @@ var cutBuffers = sync.Pool{New: func() any { b := make([]byte, 2*cutBytes); retu
 
 // Read implements io.Reader for the server, which flushes after each.
 func (r *relay) Read(p []byte) (int, error) {
+	r.tellFirst() // the client has it
 	for {
 		if len(r.out) > 0 {
 			n := copy(p, r.out)
@@ -88,12 +91,19 @@ func (r *relay) Read(p []byte) (int, error) {
 			r.beats.Inc()
 			continue
 		}
-		if r.cut {
+		if r.buf != nil {
 			r.fill()
 			continue
 		}
 		n, err := r.src.Read(p)
+		r.base = r.fed
 		r.observe(p[:n])
+		if r.cut && (err != nil || len(r.cuts) > 0 || r.scan.Settled() < r.fed) {
+			r.buf = append((*cutBuffers.Get().(*[]byte))[:0], p[:n]...)
+			r.pass(err)
+			continue
+		}
+		r.base = r.fed
 		if err != nil {
 			r.end(err)
 		}
@@ -154,28 +164,44 @@ func (r *relay) tokens(n int) {
 	if r.last.IsZero() {
 		r.firstToken = now.Sub(r.start)
 		r.ttft.Observe(r.firstToken.Seconds())
-		r.lease.FirstToken()
-	} else {
-		r.itl.Observe(now.Sub(r.last).Seconds() / float64(n))
+		r.last, r.due = now, n
+		return
 	}
+	r.tellFirst()
+	r.itl.Observe(now.Sub(r.last).Seconds() / float64(n))
 	r.last = now
 	r.lease.Progress(n)
 }
 
-// fill reads more of the stream into buf and makes its whole events ready. What was ready
-// before has been taken.
-func (r *relay) fill() {
-	if r.buf == nil {
-		r.buf = (*cutBuffers.Get().(*[]byte))[:0]
+// tellFirst tells the router of the first tokens where that is due. What the router learns
+// from them, the prompt's blocks included, is not on their way to the client.
+func (r *relay) tellFirst() {
+	if n := r.due; n > 0 {
+		r.due = 0
+		r.lease.FirstToken()
+		r.lease.Progress(n)
 	}
+}
+
+// fill gives buf back where nothing of it is held, else reads more of the stream into it.
+// What was ready before has been taken.
+func (r *relay) fill() {
 	r.base += int64(r.hold)
 	r.buf = r.buf[:copy(r.buf, r.buf[r.hold:])]
 	r.hold = 0
-
 	held := len(r.buf)
+	if held == 0 {
+		r.drop()
+		return
+	}
 	n, err := r.src.Read(r.buf[held:cap(r.buf)])
 	r.buf = r.buf[:held+n]
 	r.observe(r.buf[held:])
+	r.pass(err)
+}
+
+// pass makes the whole events of buf ready, and all of it at the stream's end.
+func (r *relay) pass(err error) {
 	if err != nil {
 		r.end(err)
 		return
@@ -218,7 +244,7 @@ func (r *relay) end(err error) {
 		r.err = errBroken
 		r.finish(false)
 	}
-	if r.cut {
+	if r.buf != nil {
 		r.release(len(r.buf))
 		r.out = r.out[:len(r.out):len(r.out)]
 	}
@@ -233,6 +259,7 @@ func (r *relay) finish(ok bool) {
 		return
 	}
 	r.done = true
+	r.tellFirst()
 	u := r.seen.UsageOrNone()
 	r.lease.Done(router.Outcome{OK: ok, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens})
 }
@@ -240,6 +267,11 @@ func (r *relay) finish(ok bool) {
 // close gives back what the relay holds.
 func (r *relay) close() {
 	r.finish(false)
+	r.drop()
+}
+
+// drop gives buf back: a stream that waits for its next token holds none.
+func (r *relay) drop() {
 	if r.buf != nil {
 		b := r.buf[:cap(r.buf)]
 		r.buf, r.out = nil, nil

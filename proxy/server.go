@@ -27,6 +27,7 @@ type Server struct {
 	front    fasthttp.Server
 	listen   net.Listener
 	admin    net.Listener
+	leavers  *departures
 	started  time.Time
 	draining atomic.Bool
 	budget   budget // of retries
@@ -66,6 +67,7 @@ func New(cfg Config) (*Server, error) {
 		ReadTimeout:           cfg.HeaderTimeout,
 		IdleTimeout:           cfg.KeepAlive,
 		ReadBufferSize:        headerBytes,
+		WriteBufferSize:       writeBytes,
 		MaxRequestBodySize:    cfg.MaxBodyBytes,
 		Concurrency:           math.MaxInt32, // the listener bounds it
 		CloseOnShutdown:       true,
@@ -85,9 +87,14 @@ func New(cfg Config) (*Server, error) {
 		_ = s.listen.Close()
 		return nil, err
 	}
+	leavers, err := newDepartures()
+	if err != nil {
+		_, _ = s.listen.Close(), s.admin.Close()
+		return nil, err
+	}
 	l := &listener{Listener: s.listen, stall: cfg.ClientStall, pace: pace{rate: max(cfg.BodyRate, 0), window: paceWindow}, max: int64(max(cfg.MaxConns, 0)),
-		metrics: m, accepting: make(chan struct{})}
-	s.listen, s.accepting = l, l.accepting
+		metrics: m, leavers: leavers, accepting: make(chan struct{})}
+	s.listen, s.accepting, s.leavers = l, l.accepting, leavers
 	if cfg.TLS != nil {
 		s.tls.Store(cfg.TLS)
 		s.listen = newTLSListener(l, &s.tls, m.tlsFailures.Inc)
@@ -121,6 +128,7 @@ func (s *Server) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { failed <- s.front.Serve(s.listen) })
 	wg.Go(func() { failed <- admin.Serve(s.admin) })
+	wg.Go(s.leavers.run)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -129,6 +137,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.drain()
 	_ = admin.Close()
+	s.leavers.close()
 	wg.Wait()
 	return err
 }
@@ -233,6 +242,9 @@ const strangerBytes = 64 << 10
 // received says how the body of a request may come whose headers were read.
 func (s *Server) received(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	c := fasthttp.RequestConfig{ReadTimeout: s.cfg.BodyTimeout}
+	if n := h.ContentLength(); n >= 0 && n <= strangerBytes {
+		return c
+	}
 	if _, ok := s.authenticate(h); !ok {
 		c.MaxRequestBodySize = min(strangerBytes, s.cfg.MaxBodyBytes)
 	}

@@ -24,8 +24,9 @@ import (
 // Longer answers are passed on as they come.
 const collectBytes = 8 << 20
 
-// keepBody is the largest buffer of a request's body that its connection keeps for the next.
-const keepBody = 16 << 10
+// keepBody is the largest buffer of a request's body that its connection keeps during a
+// stream, for the next request.
+const keepBody = 4 << 10
 
 // unknownOutcome is the outcome of a request that failed.
 var unknownOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
@@ -38,6 +39,7 @@ type turn struct {
 	s        *Server
 	kind     openai.Kind
 	endpoint string
+	metrics  *endpointMetrics
 	id       string
 	who      *caller // nil where no keys are configured
 	start    time.Time
@@ -48,7 +50,7 @@ type turn struct {
 
 	ctx    context.Context // ends when the client leaves or the proxy gives up draining
 	cancel context.CancelCauseFunc
-	watch  *watch
+	client *conn // that is watched; nil for none
 
 	worker *upstream.Worker
 	lease  *router.Lease
@@ -73,7 +75,7 @@ type turn struct {
 
 // generate answers a chat or completions request.
 func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, who *caller) {
-	t := &turn{s: s, kind: kind, endpoint: kind.String(), id: id, who: who, start: time.Now(), used: -1, req: requests.Get().(*openai.Request)}
+	t := &turn{s: s, kind: kind, endpoint: kind.String(), metrics: &s.metrics.endpoints[kind], id: id, who: who, start: time.Now(), used: -1, req: requests.Get().(*openai.Request)}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	s.begin(t)
 	handedOver := false
@@ -92,7 +94,7 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, 
 		t.fail(rc, fault)
 		return
 	}
-	s.metrics.bodyBytes.WithLabelValues(t.endpoint).Observe(float64(len(body)))
+	t.metrics.bodyBytes.Observe(float64(len(body)))
 	if body, fault = t.parse(&rc.Request.Header, body); fault != nil {
 		t.fail(rc, fault)
 		return
@@ -107,8 +109,8 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, 
 		return
 	}
 	t.explain = string(rc.Request.Header.Peek(headerExplain)) == "1"
-	if c := clientConn(rc.Conn()); c != nil {
-		t.watch = startWatch(c, func() { t.cancel(errClientGone) })
+	if t.client = clientConn(rc.Conn()); t.client != nil {
+		t.client.watch(func() { t.cancel(errClientGone) })
 	}
 	ns := t.namespace()
 	t.warm = s.cfg.Prefill.Arrived(prefill.Arrival{
@@ -128,7 +130,7 @@ func (s *Server) generate(rc *fasthttp.RequestCtx, kind openai.Kind, id string, 
 
 // begin counts the turn and makes it one that draining can end.
 func (s *Server) begin(t *turn) {
-	s.metrics.inflight.WithLabelValues(t.endpoint).Inc()
+	t.metrics.inflight.Inc()
 	s.mu.Lock()
 	s.mu.turns[t] = struct{}{}
 	s.mu.Unlock()
@@ -156,8 +158,8 @@ func (t *turn) end() {
 		t.lease.Done(unknownOutcome)
 	}
 	t.finishWarm(left) // after the lease, which reads the prompt too
-	if t.watch != nil {
-		t.watch.stop()
+	if t.client != nil {
+		t.client.unwatch()
 	}
 	t.cancel(context.Canceled)
 	if left {
@@ -170,8 +172,9 @@ func (t *turn) end() {
 	}
 	t.settle(left)
 	took := time.Since(t.start)
-	s.metrics.inflight.WithLabelValues(t.endpoint).Dec()
-	s.metrics.done(t.endpoint, t.status, took)
+	t.metrics.inflight.Dec()
+	t.metrics.e2e.Observe(took.Seconds())
+	s.count(t.endpoint, t.status)
 	if log := s.cfg.Logger; log.Enabled(context.Background(), slog.LevelDebug) {
 		worker := ""
 		if t.worker != nil {
@@ -340,6 +343,7 @@ func (t *turn) send(rc *fasthttp.RequestCtx, body []byte) *fault {
 		}
 		t.lease = lease
 		s.cfg.Prefill.Yield(lease.Worker())
+		t.warm.Routed(lease, t.prompt)
 		failed = t.attempt(rc, body)
 		again := attempt < s.retries() && t.ctx.Err() == nil
 		attempt++
@@ -384,6 +388,10 @@ func (t *turn) gaveUp(failed error) *fault {
 var editBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 const keepEdited = 1 << 20
+
+// headerBuffers hold the header fields for a worker while they are sent; headerBytes bounds
+// them.
+var headerBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // dropEdited gives the buffer of the body back. Nobody reads a body once it was sent.
 func (t *turn) dropEdited() {
@@ -438,17 +446,19 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 	if t.kind == openai.Completions {
 		path = "/v1/completions"
 	}
-	header := appendRequestHeaders(make([]byte, 0, 512), &rc.Request.Header, t.id, rank, t.who != nil)
+	fields := headerBuffers.Get().(*[]byte)
+	defer headerBuffers.Put(fields) // Do does not use them after it has returned
+	*fields = appendRequestHeaders((*fields)[:0], &rc.Request.Header, t.id, rank, t.who != nil)
 	var authorization []byte // a key of this proxy is for nobody else
 	if t.who == nil {
 		authorization = rc.Request.Header.Peek("Authorization")
 	}
 	if t.warm.Wanted() {
-		t.warmEnd.Header, t.warmEnd.Authorization = header, bytes.Clone(authorization)
+		t.warmEnd.Header, t.warmEnd.Authorization = bytes.Clone(*fields), bytes.Clone(authorization)
 	}
 	resp, err := w.Do(t.ctx, &upstream.Request{
 		Method: fasthttp.MethodPost, Path: path, Body: body,
-		Header:        header,
+		Header:        *fields,
 		Authorization: authorization,
 		Generation:    true, Stream: t.req.Stream,
 		Predicted: time.Duration(t.lease.Decision().PredictedTTFT * float64(time.Second)),
@@ -466,7 +476,7 @@ func (t *turn) attempt(rc *fasthttp.RequestCtx, body []byte) error {
 		return err
 	}
 	t.resp = resp
-	t.pauseWarming(&resp.Header)
+	t.pauseWarming(resp.Header)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 
 	"github.com/valyala/fasthttp"
@@ -30,23 +31,57 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 		return a, errWorkerLeft
 	}
 	resp, err := worker.Do(ctx, &upstream.Request{
-		Method: fasthttp.MethodPost, Path: "/v1/chat/completions", Body: w.Body,
+		Method: fasthttp.MethodPost, Path: w.Path, Body: w.Body,
 		Header: w.Header, Authorization: w.Authorization,
 	})
 	if err != nil {
 		return a, err
 	}
 	defer resp.Close()
-	a.Status, a.RetryAfter = resp.Header.StatusCode(), upstream.RetryAfter(&resp.Header)
+	a.Status, a.RetryAfter = resp.Header.StatusCode(), upstream.RetryAfter(resp.Header)
 	body, err := io.ReadAll(io.LimitReader(resp, warmAnswerBytes))
 	if err != nil {
 		return a, err
 	}
 	var seen openai.Stream
 	if a.Status == fasthttp.StatusOK && openai.ParseResponse(body, 1, &seen) == nil {
-		a.Usage = seen.UsageOrNone()
+		if a.Usage = seen.UsageOrNone(); !a.Usage.Known() {
+			a.Usage = nativeUsage(body)
+		}
 	}
 	return a, nil
+}
+
+// nativeUsage reads what SGLang's /generate and llama.cpp's /completion say of their work.
+func nativeUsage(body []byte) openai.Usage {
+	var a struct {
+		Meta struct {
+			Prompt *int `json:"prompt_tokens"`
+			Output *int `json:"completion_tokens"`
+			Cached *int `json:"cached_tokens"`
+		} `json:"meta_info"`
+		Prompt  *int `json:"tokens_evaluated"`
+		Output  *int `json:"tokens_predicted"`
+		Timings struct {
+			Cached *int `json:"cache_n"`
+		} `json:"timings"`
+	}
+	u := openai.NoUsage
+	if json.Unmarshal(body, &a) != nil {
+		return u
+	}
+	for _, f := range []struct {
+		to       *int
+		from, or *int
+	}{{&u.PromptTokens, a.Meta.Prompt, a.Prompt}, {&u.CompletionTokens, a.Meta.Output, a.Output}, {&u.CachedTokens, a.Meta.Cached, a.Timings.Cached}} {
+		switch {
+		case f.from != nil:
+			*f.to = *f.from
+		case f.or != nil:
+			*f.to = *f.or
+		}
+	}
+	return u
 }
 
 // pauseWarming keeps warm-ups away from a worker that asked for a pause.

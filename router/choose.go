@@ -21,6 +21,7 @@ type query struct {
 	output    float64 // L
 	turns     float64 // F, 1 unless this is a first turn
 	level     int     // of the breakers of its candidates
+	spare     bool    // a candidate that is not being warmed can take it
 	first     bool
 	talk      talk // the conversation that the request continues
 	returning bool // talk is known
@@ -35,7 +36,8 @@ type row struct {
 	terms costTerms
 	total float64
 	credit
-	use float64 // share of the KV cache in use, in whole percent
+	youngest float64 // Outlook.YoungestEvicted; only of warm-ups
+	use      float64 // share of the KV cache in use, in whole percent
 }
 
 const (
@@ -56,6 +58,7 @@ func (r *Router) chooseLocked(q *query) (*Decision, *rank, error) {
 	best, reason := r.pickLocked(q, usable)
 	r.mu.nextID++
 	d := q.decide(r, best, reason)
+	d.Copy = r.copyLocked(q, best)
 	r.mu.recent[r.mu.nextID%maxDecisions] = d
 	return d, s.rows[best].rank, nil
 }
@@ -68,6 +71,7 @@ func (r *Router) scoreAllLocked(q *query) (usable, full int) {
 		r.refreshLocked(k, q.now)
 	}
 	q.level = q.to.levelLocked(q.req)
+	q.spare = r.spareLocked(q)
 	s.predict(r)
 	s.rows = s.rows[:0]
 	for _, k := range q.to.ranks {
@@ -104,8 +108,23 @@ func (r *Router) skipLocked(k *rank, q *query) (reason string, full bool) {
 		return "ejected", false
 	case w.inflight+w.called >= limit && !req.Speculative:
 		return "full", true
+	case q.spare && w.warming:
+		return "warming", false
 	}
 	return "", false
+}
+
+// spareLocked tells whether workers whose cache is being filled can be left out.
+func (r *Router) spareLocked(q *query) bool {
+	warming := func(k *rank) bool { return k.worker.warming }
+	if q.req.Speculative || !slices.ContainsFunc(q.to.ranks, warming) {
+		return false
+	}
+	q.spare = false
+	return slices.ContainsFunc(q.to.ranks, func(k *rank) bool {
+		skip, _ := r.skipLocked(k, q)
+		return skip == "" && !warming(k)
+	})
 }
 
 // scoreLocked computes overlap, load and cost of one candidate.
@@ -144,7 +163,12 @@ func (r *Router) scoreLocked(q *query, w *row) {
 			// has them already.
 			need := in.prompt - in.overlap + in.output + max(in.held, stored+in.backlog+k.warmTokens) - in.cap
 			if must := int(math.Ceil(need / bs)); must > 0 {
-				in.evict = x.DecayedOldest(k.num, must, time.Duration(q.tau*float64(time.Second))) * bs
+				tau := time.Duration(q.tau * float64(time.Second))
+				decayed := x.DecayedOldest(k.num, must, tau)
+				in.must, in.evict = float64(must)*bs, decayed*bs
+				if q.req.Speculative {
+					w.youngest = decayed - x.DecayedOldest(k.num, must-1, tau)
+				}
 			}
 		}
 	}
@@ -253,6 +277,9 @@ func (r *Router) pickTiedLocked(q *query, in func(*row) bool) int {
 	q.overlaps.tied = tied
 	if len(tied) == 1 {
 		return tied[0]
+	}
+	if q.req.Speculative {
+		return tied[r.mu.aside.IntN(len(tied))]
 	}
 	return tied[r.mu.rand.IntN(len(tied))]
 }

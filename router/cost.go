@@ -15,7 +15,8 @@ type costInput struct {
 	itl     itl
 	output  float64 // L, expected output tokens of this turn
 	turns   float64 // F, expected turns that this choice binds
-	evict   float64 // tokens that must go, each weighted by e^(−idle age/τ)
+	must    float64 // tokens that must go
+	evict   float64 // those, each weighted by e^(−idle age/τ)
 }
 
 // itl holds the coefficients of ITL = a + b·n + c·KV, in seconds.

@@ -34,6 +34,7 @@ type Decision struct {
 	OverlapFrom   string      `json:"overlap_from,omitempty"` // exact, approximate, predicted
 	PredictedTTFT float64     `json:"predicted_ttft_seconds"`
 	Candidates    []Candidate `json:"candidates"`
+	Copy          *Copy       `json:"copy,omitempty"` // what rent would pay for
 
 	chosen int
 }

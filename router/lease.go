@@ -254,3 +254,12 @@ func (l *Lease) staleLocked(o Outcome) bool {
 	k.stale = 0
 	return true
 }
+
+// Leaves tells whether the lease's worker takes no more requests: it was removed, drains or
+// is not healthy.
+func (l *Lease) Leaves() bool {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	w := l.rank.worker
+	return l.rank.gone || w.draining || !w.healthy
+}

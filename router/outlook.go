@@ -1,6 +1,7 @@
 package router
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -25,6 +26,14 @@ type Outlook struct {
 	Full          bool    // no sequence slot is free
 	Evict         float64 // E, seconds
 	AgeScale      float64 // τ, seconds
+	Drafts        bool    // as the worker's spec says
+	// Residency is for how long, in seconds, a block that nobody uses stays there: the
+	// idle age of those that must go next; +Inf while there is room.
+	Residency float64
+
+	// YoungestEvicted is e^(−idle age ÷ τ) of the last block that must go for the prompt;
+	// 0 while free blocks suffice.
+	YoungestEvicted float64
 
 	// Of the last 60 s, or since the rank joined, that is Over: the time in which a
 	// client's request waited there for its first token, and that in which a warm-up
@@ -62,9 +71,37 @@ func (r *Router) Outlook(req *Request) (Outlook, error) {
 		PromptTokens: int(s.tokens), OverlapBlocks: w.blocks, OverlapTokens: int(w.tokens), OverlapFrom: w.from,
 		Rate: w.in.rate, Inflight: k.inflight, Waiting: waiting, Warming: len(k.warm),
 		Full:  k.worker.spec.MaxNumSeqs > 0 && k.inflight+len(k.warm) >= k.worker.spec.MaxNumSeqs,
-		Evict: w.terms.evict, AgeScale: q.tau,
+		Evict: w.terms.evict, AgeScale: q.tau, Residency: w.in.residency(q.tau), YoungestEvicted: w.youngest, Drafts: k.worker.spec.Drafts,
 		Busy: k.busy.last(now), Warmed: k.warmed.last(now), Over: time.Duration(min(now-k.joined, meterSpan*second)),
 	}, nil
+}
+
+// residency is the age, in seconds, at which e^(−age/τ) is what the tokens that must go
+// weigh on average: under LRU eviction others' blocks will be as old when they go. It is
+// at most maxResidency·τ where any must.
+func (in *costInput) residency(tau float64) float64 {
+	if in.must == 0 {
+		return math.Inf(1)
+	}
+	return tau * math.Log(max(in.must/max(in.evict, in.must*math.Exp(-maxResidency)), 1))
+}
+
+const maxResidency = 20
+
+// Busy returns the time that clients' requests have waited for their first token on the
+// ranks of the fleet, each rank's since it joined: what the fleet has spent on prefill.
+func (r *Router) Busy() (total time.Duration) {
+	now := r.cfg.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.mu.workers {
+		for _, k := range w.ranks {
+			k.settleBusyLocked(r, now)
+			k.busy.fill(r.nanos(now))
+			total += time.Duration(k.busy.total)
+		}
+	}
+	return total
 }
 
 // Preview returns the decision that Route would take by cost at this moment, whatever the
@@ -171,6 +208,7 @@ const (
 // second. Times are nanoseconds of Router.nanos.
 type meter struct {
 	slots [meterSpan]int64 // time on, by second modulo the length
+	total int64            // time on since it began
 	at    int64            // up to when slots are filled
 	on    bool
 }
@@ -186,6 +224,9 @@ func (m *meter) set(on bool, now int64) {
 func (m *meter) fill(now int64) {
 	if now <= m.at {
 		return
+	}
+	if m.on {
+		m.total += now - m.at
 	}
 	const n = meterSpan
 	if now/second-m.at/second >= n {

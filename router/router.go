@@ -59,6 +59,10 @@ type Config struct {
 	// events promised three times in a row: its index is wrong. No lock is held.
 	OnStaleHits func(kv.WorkerRank)
 
+	// Copies says that somebody copies hot heads to idle workers (Decision.Copy): their
+	// rent then pays for that, too.
+	Copies bool
+
 	// OnBooking is called when Bookings has something to tell of that it had not
 	// before. The router's lock is held: it must only signal. nil: this proxy tells no
 	// peer of its bookings.
@@ -145,6 +149,7 @@ type Router struct {
 		models  map[string]*model
 		feeds   map[kv.WorkerRank]Feed // of ranks that are not in the fleet yet
 		rand    *rand.Rand
+		aside   *rand.Rand // of what is no client's request, so that looking changes nobody's choice
 		nextID  uint64
 		recent  [maxDecisions]*Decision
 		rents   rents
@@ -184,6 +189,7 @@ func New(cfg Config) *Router {
 	r.mu.feeds = map[kv.WorkerRank]Feed{}
 	r.mu.queue.lanes = map[string]*lane{}
 	r.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15))
+	r.mu.aside = rand.New(rand.NewPCG(cfg.Seed, 0xa51de))
 	r.scratch.New = func() any { return new(scratch) }
 	r.expect = newExpectations(maxExpectations)
 	r.talks = newConversations(maxConversations)

@@ -17,6 +17,7 @@ type WorkerStatus struct {
 	Healthy        bool       `json:"healthy"`
 	HealthReason   string     `json:"health_reason,omitempty"`
 	Draining       bool       `json:"draining"`
+	Warming        bool       `json:"warming,omitempty"`        // its cache is being filled before it takes requests
 	EjectionLevel  int        `json:"ejection_level,omitempty"` // of its breaker; 0 is closed
 	EjectionReason string     `json:"ejection_reason,omitempty"`
 	Coverage       string     `json:"coverage"`
@@ -78,7 +79,7 @@ func (r *Router) Status() []WorkerStatus {
 			speed := k.rate.of(&w.base.rate)
 			s := WorkerStatus{
 				Worker: k.name.ID, Rank: k.name.Rank, Engine: w.spec.Engine, Models: models,
-				Healthy: w.healthy, HealthReason: w.reason, Draining: w.draining,
+				Healthy: w.healthy, HealthReason: w.reason, Draining: w.draining, Warming: w.warming,
 				EjectionLevel: w.breaker.Level, EjectionReason: w.breaker.Reason,
 				Coverage: k.feed.State, CoverageReason: k.feed.Reason,
 				BlockSize: k.blockSize(), CapacityTokens: w.spec.CapacityTokens, MaxNumSeqs: w.spec.MaxNumSeqs,

@@ -20,6 +20,7 @@ type WorkerSpec struct {
 	MaxNumSeqs     int         // sequences that one rank runs at once
 	MaxInflight    int         // requests of all ranks; 0: Config.MaxInflight
 	Engine         string      // "vllm", "sglang", …; for people
+	Drafts         bool        // decodes with drafts: the last block of a cached prefix is computed again
 }
 
 // ModelSpec is one served model name; an adapter names its base model as Parent.
@@ -63,6 +64,7 @@ type worker struct {
 	healthy  bool
 	reason   string // why it is not healthy
 	draining bool
+	warming  bool // its cache is being filled: requests go elsewhere if they can
 	breaker  Breaker
 	inflight int
 	called   int // places kept for requests that leave the queue
@@ -337,6 +339,18 @@ func (r *Router) SetDraining(id string, draining bool) {
 	defer r.mu.Unlock()
 	if w := r.mu.workers[id]; w != nil {
 		w.draining = draining
+		r.settleLocked(w)
+	}
+}
+
+// SetWarming tells whether a worker's cache is being filled. Requests of clients go to
+// others that can take them meanwhile; where there are none it serves like any other. An
+// unknown id is ignored.
+func (r *Router) SetWarming(id string, warming bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w := r.mu.workers[id]; w != nil {
+		w.warming = warming
 		r.settleLocked(w)
 	}
 }

@@ -35,6 +35,7 @@ type Block struct {
 	// block; nil where there is no metrics URL.
 	Counters map[string]float64 `json:"counters,omitempty"`
 	Records  []Record           `json:"raw_results"`
+	Probes   []Record           `json:"raw_probes,omitempty"` // strangers' requests beside it
 }
 
 // AB is an A/B run of interleaved blocks.
@@ -49,6 +50,7 @@ type AB struct {
 	Workload    Workload          `json:"workload"`
 	AA          bool              `json:"aa"` // both arms are the baseline
 	Pairs       int               `json:"planned_pairs"`
+	ProbeRate   float64           `json:"probes_per_second,omitempty"`
 	Result      Result            `json:"result"`
 	Definitions map[string]string `json:"definitions"`
 	Blocks      []Block           `json:"blocks"`
@@ -84,10 +86,18 @@ type Result struct {
 	// ExtraPrefill are the prompt tokens that warm-ups had computed; nil where the proxy's
 	// metrics do not say.
 	ExtraPrefill *float64 `json:"extra_prefill_tokens"`
+	// MoreWork is by which share B's engines computed more prompt tokens than A's, warm-ups
+	// included; nil where it is not known.
+	MoreWork *float64 `json:"more_prefill_work"`
+
+	// Probes are the TTFT ratios of probes, p50 first, and ProbeVerdict what the p50 says:
+	// the cost to others. Both are empty where no probes ran.
+	Probes       []Estimate `json:"probes,omitempty"`
+	ProbeVerdict string     `json:"probe_verdict,omitempty"`
 }
 
 // complete returns the pairs whose two blocks ran to their end.
-func (x *AB) complete() []pair {
+func (x *AB) complete(records func(*Block) []Record) []pair {
 	byPair := map[int]*[2]*Block{}
 	for i := range x.Blocks {
 		b := &x.Blocks[i]
@@ -106,7 +116,7 @@ func (x *AB) complete() []pair {
 	var out []pair
 	for p := range x.Pairs {
 		if two := byPair[p]; two != nil && two[0] != nil && two[1] != nil {
-			out = append(out, pair{two[0].Records, two[1].Records})
+			out = append(out, pair{records(two[0]), records(two[1])})
 		}
 	}
 	return out
@@ -118,7 +128,9 @@ func (x *AB) Judge() {
 	r := &x.Result
 	*r = Result{A: x.arm(false), B: x.arm(true)}
 	r.ExtraPrefill = extraPrefill(&r.B)
-	pairs := x.complete()
+	r.MoreWork = moreWork(r)
+	x.judgeProbes()
+	pairs := x.complete(func(b *Block) []Record { return b.Records })
 	seed := x.Workload.Seed
 	add := func(name string, m measure, keep func(*Record) bool, s statistic) {
 		if e, ok := estimate(name, pairs, m, keep, s); ok {
@@ -152,14 +164,50 @@ func (x *AB) Judge() {
 		r.Verdict = NotComparable
 		return
 	}
+	r.Verdict = r.Headline.verdict()
+}
+
+// verdict is what a ratio of latencies says.
+func (e *Estimate) verdict() string {
 	switch {
-	case !r.Headline.differs():
-		r.Verdict = NoDifference
-	case r.Headline.Ratio < 1:
-		r.Verdict = Better
-	default:
-		r.Verdict = Worse
+	case !e.differs():
+		return NoDifference
+	case e.Ratio < 1:
+		return Better
 	}
+	return Worse
+}
+
+// judgeProbes compares the probes of the two arms by the same rules as the headline.
+func (x *AB) judgeProbes() {
+	r := &x.Result
+	pairs := x.complete(func(b *Block) []Record { return b.Probes })
+	if x.ProbeRate == 0 || len(pairs) < MinPairs {
+		return
+	}
+	for _, s := range []struct {
+		name string
+		of   statistic
+	}{{"probe TTFT p50", median}, {"probe TTFT p95", quantile(.95)}} {
+		if e, ok := estimate(s.name, pairs, ttft, nil, s.of); ok {
+			e.widen(pairs, ttft, nil, s.of, x.Workload.Seed)
+			r.Probes = append(r.Probes, e)
+		}
+	}
+	if len(r.Probes) > 0 {
+		r.ProbeVerdict = r.Probes[0].verdict()
+	}
+}
+
+// moreWork compares the prompt tokens that the arms' engines computed per turn.
+func moreWork(r *Result) *float64 {
+	computed := func(t Tokens) float64 { return float64(t.CachedPrompt - t.Cached) }
+	a, b := r.A.Tokens, r.B.Tokens
+	if r.ExtraPrefill == nil || computed(a) == 0 || a.CachedAnswers == 0 || b.CachedAnswers == 0 {
+		return nil
+	}
+	more := (computed(b)+*r.ExtraPrefill)/float64(b.CachedAnswers)/(computed(a)/float64(a.CachedAnswers)) - 1
+	return &more
 }
 
 // refusal says why the arms may not be compared, "" if they may.
@@ -218,7 +266,7 @@ func (x *AB) arm(treatment bool) Arm {
 		}
 		all = append(all, b.Records...)
 		out.Duration += b.Duration
-		out.Dropped += max(x.Workload.Users*x.Workload.Turns-len(b.Records)-b.Cancelled-b.ClockErrors, 0)
+		out.Dropped += max(x.Workload.planned()-len(b.Records)-b.Cancelled-b.ClockErrors, 0)
 		for name, v := range b.Counters {
 			if out.Counters == nil {
 				out.Counters = map[string]float64{}

@@ -20,6 +20,9 @@ func (x *AB) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s, model %s\n%s\n%s\n", x.URL, x.Model, x.Workload.describe(""), what)
 	fmt.Fprintf(&b, "%d pairs of interleaved blocks%s, each with its own salt, %s\n\n", x.Pairs, x.order(), seconds(x.Duration))
 	fmt.Fprintf(&b, "verdict: %s\n", x.Sentence())
+	if x.Result.ProbeVerdict != "" {
+		fmt.Fprintf(&b, "cost to others: %s\n", x.harm())
+	}
 	if x.Result.Verdict == NotComparable {
 		b.WriteString("the numbers below help to find out why; nothing follows from them\n")
 	}
@@ -71,6 +74,17 @@ func (x *AB) Sentence() string {
 	return s
 }
 
+// harm is what the probes say in one line.
+func (x *AB) harm() string {
+	r := &x.Result
+	var parts []string
+	for i := range r.Probes {
+		e := &r.Probes[i]
+		parts = append(parts, fmt.Sprintf("%s × %.3f (95 %% interval × %.3f to × %.3f)", e.Name, e.Ratio, e.Low, e.High))
+	}
+	return r.ProbeVerdict + ": " + strings.Join(parts, ", ")
+}
+
 func percent(ratio float64) string {
 	return fmt.Sprintf("%+.1f %%", 100*(ratio-1))
 }
@@ -90,6 +104,9 @@ func (x *AB) estimates(b *strings.Builder) {
 			note = "  (" + r.Headline.Method + ")"
 		}
 		line(r.Headline, " *", note)
+	}
+	for i := range r.Probes {
+		line(&r.Probes[i], "", "")
 	}
 	for i := range r.Others {
 		line(&r.Others[i], "", "")
@@ -202,6 +219,9 @@ func (x *AB) speculation(b *strings.Builder) {
 		if p := r.B.Tokens.Prompt; p > 0 {
 			fmt.Fprintf(b, ", %.1f %% on top of the prompts' %d", 100**r.ExtraPrefill/float64(p), p)
 		}
+	}
+	if r.MoreWork != nil {
+		fmt.Fprintf(b, "; engines computed %+.1f %% prompt tokens a turn, all told", 100**r.MoreWork)
 	}
 	b.WriteString("\n")
 	if len(r.B.States) > 0 {

@@ -154,7 +154,7 @@ func conversations(records []Record, m measure, keep func(*Record) bool) [][]flo
 		for q.User >= len(out) {
 			out = append(out, nil)
 		}
-		if !q.OK || keep != nil && !keep(q) {
+		if !q.OK || q.Step > 0 || keep != nil && !keep(q) {
 			continue
 		}
 		if v, ok := m(q); ok {

@@ -37,6 +37,7 @@ const (
 type Record struct {
 	User int    `json:"user_id"`
 	Turn int    `json:"turn"`             // from 0
+	Step int    `json:"step,omitempty"`   // request within the turn, behind a tool's answer; 0: the user's message
 	TTFT Micros `json:"ttft_us"`          // before the write to the first token of any kind
 	E2E  Micros `json:"total_latency_us"` // before the write to the last token
 	OK   bool   `json:"success"`
@@ -106,12 +107,13 @@ func itl(r *Record) (float64, bool) {
 
 func lag(r *Record) (float64, bool) { return float64(r.Lag), true }
 
-// values returns the measure of the answered turns that keep accepts.
+// values returns the measure of the answered turns that keep accepts. A turn is measured by
+// the request with the user's message; those behind tools' answers are in no latency.
 func values(records []Record, m measure, keep func(*Record) bool) []float64 {
 	var out []float64
 	for i := range records {
 		r := &records[i]
-		if !r.OK || keep != nil && !keep(r) {
+		if !r.OK || r.Step > 0 || keep != nil && !keep(r) {
 			continue
 		}
 		if v, ok := m(r); ok {
@@ -121,8 +123,8 @@ func values(records []Record, m measure, keep func(*Record) bool) []float64 {
 	return out
 }
 
-func later(r *Record) bool { return r.Turn >= 1 }
-func first(r *Record) bool { return r.Turn == 0 }
+func later(r *Record) bool { return r.Turn >= 1 && r.Step == 0 }
+func first(r *Record) bool { return r.Turn == 0 && r.Step == 0 }
 func atTurn(n int) func(*Record) bool {
-	return func(r *Record) bool { return r.Turn == n }
+	return func(r *Record) bool { return r.Turn == n && r.Step == 0 }
 }

@@ -25,11 +25,16 @@ type Workload struct {
 	Stagger             Micros `json:"stagger_us"`    // over which the users start
 	IgnoreEOS           bool   `json:"ignore_eos"`
 	EchoReasoning       bool   `json:"echo_reasoning"`
+	ToolSteps           int    `json:"tool_steps,omitempty"`    // calls of a tool in each turn
+	ToolDelay           Micros `json:"tool_delay_us,omitempty"` // what the tool takes
 	Seed                uint64 `json:"seed"`
 	Extra               string `json:"extra_body,omitempty"`
 	// Plan is a hash over every text, length, think time and start, without the salt.
 	Plan string `json:"plan"`
 }
+
+// planned is the number of requests.
+func (w *Workload) planned() int { return w.Users * w.Turns * (1 + w.ToolSteps) }
 
 // TurnSummary is a Summary of one turn.
 type TurnSummary struct {
@@ -138,7 +143,10 @@ func (r *Run) Summarise() {
 		if a.User != b.User {
 			return a.User - b.User
 		}
-		return a.Turn - b.Turn
+		if a.Turn != b.Turn {
+			return a.Turn - b.Turn
+		}
+		return a.Step - b.Step
 	})
 	r.Requests, r.Successful, r.Failed = len(r.Records), 0, 0
 	r.Failures = map[string]int{}
@@ -150,7 +158,7 @@ func (r *Run) Summarise() {
 			r.Failures[q.Failure]++
 		}
 	}
-	r.Planned = r.NumUsers * r.NumTurns
+	r.Planned = r.Workload.planned()
 	r.Dropped = max(r.Planned-r.Requests-r.Cancelled-r.ClockErrors, 0)
 	r.phases()
 

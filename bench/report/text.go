@@ -41,6 +41,9 @@ func (w Workload) describe(speculative string) string {
 		start = fmt.Sprintf("users start over %s (ramp)", seconds(w.Stagger))
 	}
 	out := fmt.Sprintf("%d users × %d turns, %d user tokens, at most %d out", w.Users, w.Turns, w.UserTokens, w.MaxCompletionTokens)
+	if w.ToolSteps > 0 {
+		out += fmt.Sprintf(", %d tool calls a turn", w.ToolSteps)
+	}
 	if w.IgnoreEOS {
 		out += ", ignore_eos"
 	}

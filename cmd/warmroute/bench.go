@@ -57,6 +57,8 @@ func (b *benchFlags) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Salt, "salt", "", "text that opens each conversation; default: drawn, so that no run finds another's cache")
 	f.StringVar(&c.SessionHeader, "session-header", "X-Session-ID", "header with the conversation's id; - sends none")
 	f.BoolVar(&c.EchoReasoning, "echo-reasoning", false, "send reasoning back in the history")
+	f.IntVar(&c.ToolSteps, "tool-steps", 0, "tool calls in each turn: an agent's loop; TTFT is that of the turn's first request")
+	f.DurationVar(&c.ToolDelay, "tool-delay", 500*time.Millisecond, "what a tool takes to answer")
 	f.DurationVar(&c.Timeout, "timeout", 5*time.Minute, "longest turn")
 }
 
@@ -172,7 +174,7 @@ func runBench(cmd *cobra.Command, b *benchFlags, cfg bench.Config) error {
 	}
 	defer out.discard()
 	warnVariables(cmd, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), "warmroute: "+line) })
-	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, cfg.Users*cfg.Turns, b.verbose)
+	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, cfg.Users*cfg.Turns*(1+cfg.ToolSteps), b.verbose)
 	cfg.OnTurn = p.turn
 	p.start()
 	r, err := bench.Run(cmd.Context(), cfg)

@@ -28,6 +28,7 @@ func (a *abFlags) bind(f *pflag.FlagSet) {
 	f.IntVar(&a.ab.Pairs, "pairs", bench.DefaultPairs, fmt.Sprintf("pairs of blocks, at least %d; each block plays the whole workload", report.MinPairs))
 	f.BoolVar(&a.ab.AA, "aa", false, "both arms off: measures the noise, and must show no difference")
 	f.DurationVar(&a.ab.Settle, "settle", time.Second, "pause between blocks, in which warm-ups end")
+	f.Float64Var(&a.ab.ProbeRate, "probe-rate", 1, "short requests of strangers a second beside each block, for what warm-ups cost others; 0 sends none")
 	f.StringVar(&a.ab.MetricsURL, "metrics-url", "", "the proxy's metrics `URL`, http://127.0.0.1:8001/metrics, for what warm-ups cost")
 }
 
@@ -79,7 +80,7 @@ func runAB(cmd *cobra.Command, a *abFlags) error {
 	defer out.discard()
 	warnVariables(cmd, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), "warmroute: "+line) })
 	cfg := a.ab
-	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, 2*cfg.Pairs*cfg.Users*cfg.Turns, a.verbose)
+	p := newProgress(cmd.ErrOrStderr(), cfg.Turns, 2*cfg.Pairs*cfg.Users*cfg.Turns*(1+cfg.ToolSteps), a.verbose)
 	cfg.OnTurn = p.turn
 	cfg.OnBlock = p.block
 	p.start()

@@ -99,6 +99,17 @@ type prefillConfig struct {
 	Models  map[string]string `yaml:"models"`
 	Keys    map[string]string `yaml:"keys"`
 	Holdout float64           `yaml:"holdout"`
+
+	// Of the requests that the modes or a hint name.
+	Join      bool `yaml:"join"`
+	Replicate bool `yaml:"replicate"`
+	Rewarm    bool `yaml:"rewarm"`
+}
+
+// copies tells whether hot heads are copied to idle workers: the router must know before
+// any hint comes.
+func (c *prefillConfig) copies() bool {
+	return c.Replicate && (c.Mode != "off" || len(c.Models)+len(c.Keys) > 0)
 }
 
 type logConfig struct {
@@ -123,7 +134,7 @@ func defaultConfig() config {
 			MaxConnections:   16384,
 		},
 		Index:   indexConfig{MaxBytes: 2 << 30, ApproximateBytes: 256 << 20, ApproximateTTL: duration(15 * time.Minute)},
-		Prefill: prefillConfig{Mode: "off", Holdout: 0.05},
+		Prefill: prefillConfig{Mode: "off", Holdout: 0.05, Join: true, Replicate: true},
 		Log:     logConfig{Level: "info", Format: "text"},
 	}
 }

@@ -79,7 +79,7 @@ func demo(ctx context.Context, out, progress io.Writer, verbose bool) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for i, part := range demoParts {
 		g.Go(func() error {
-			x, err := demoPart(ctx, part.template, logs, func(block, of int, treatment bool) {
+			x, err := demoPart(ctx, part.template, demoITL, demoWorkload(part.template), logs, func(block, of int, treatment bool) {
 				arm := "off"
 				if treatment {
 					arm = "on"
@@ -110,14 +110,14 @@ func demo(ctx context.Context, out, progress io.Writer, verbose bool) error {
 }
 
 // demoPart runs one fleet and the bench against it.
-func demoPart(ctx context.Context, template string, logs io.Writer, onBlock func(i, of int, treatment bool)) (*report.AB, error) {
+func demoPart(ctx context.Context, template string, itl time.Duration, work bench.ABConfig, logs io.Writer, onBlock func(i, of int, treatment bool)) (*report.AB, error) {
 	fleet := &simulated{}
 	for i := range demoWorkers {
 		w, err := sim.NewServer(sim.Config{
 			Template: template, ReasoningTokens: demoReasoningTokens, ReplyTokens: demoVisibleTokens,
 			Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Seed: uint64(i + 1),
 			Engine: sim.EngineConfig{Profile: sim.LinearProfile{
-				PrefillRate: demoPrefillRate, Base: demoITL, PerSeq: time.Nanosecond, PerKVToken: time.Nanosecond,
+				PrefillRate: demoPrefillRate, Base: itl, PerSeq: time.Nanosecond, PerKVToken: time.Nanosecond,
 			}},
 		})
 		if err != nil {
@@ -139,7 +139,8 @@ func demoPart(ctx context.Context, template string, logs io.Writer, onBlock func
 	defer stop()
 	served := make(chan error, 1)
 	go func() { served <- p.run(ctx, reloader{}) }() // read below, on every path
-	x, err := demoBench(ctx, p, template, onBlock)
+	work.OnBlock = onBlock
+	x, err := demoBench(ctx, p, work)
 	stop()
 	if e := <-served; err == nil {
 		err = e
@@ -148,21 +149,26 @@ func demoPart(ctx context.Context, template string, logs io.Writer, onBlock func
 }
 
 // demoBench compares the two arms once the fleet is ready.
-func demoBench(ctx context.Context, p *parts, template string, onBlock func(i, of int, treatment bool)) (*report.AB, error) {
+func demoBench(ctx context.Context, p *parts, work bench.ABConfig) (*report.AB, error) {
 	if err := p.ready(ctx, demoWorkers); err != nil {
 		return nil, err
 	}
+	work.URL = "http://" + p.front.Addr().String()
+	work.MetricsURL = "http://" + p.front.AdminAddr().String() + "/metrics"
+	return bench.AB(ctx, work)
+}
+
+// demoWorkload is what the users of one part do.
+func demoWorkload(template string) bench.ABConfig {
 	tokens := demoVisibleTokens
 	if template == "thinking" {
 		tokens += demoReasoningTokens
 	}
-	return bench.AB(ctx, bench.ABConfig{
+	return bench.ABConfig{
 		Config: bench.Config{
-			URL: "http://" + p.front.Addr().String(), Users: demoUsers, Turns: demoTurns, UserTokens: demoUserTokens,
+			Users: demoUsers, Turns: demoTurns, UserTokens: demoUserTokens,
 			MaxCompletionTokens: tokens, MeanDelay: demoThink, IgnoreEOS: true, Seed: demoSeed, Version: versionString(),
 		},
 		Pairs: demoPairs, Settle: demoSettle,
-		MetricsURL: "http://" + p.front.AdminAddr().String() + "/metrics",
-		OnBlock:    onBlock,
-	})
+	}
 }

@@ -150,9 +150,12 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	var consumer *events.Consumer
 	var peers *events.Peers
 	var tell func()
+	var reach prefill.Peers
+	var warmer *prefill.Prefiller
 	shared := bus.Shared()
 	if shared != nil {
 		tell = func() { peers.Wake() }
+		reach = prefill.Peers{Changed: func() { peers.Warmed() }, Meet: func(m kv.Meeting) { peers.Meet(m) }}
 	}
 	rt := router.New(router.Config{
 		Mode:        router.Mode(cfg.Routing.Mode),
@@ -162,6 +165,7 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Workers:     &numbers,
 		OnStaleHits: func(r kv.WorkerRank) { consumer.Resync(r, "stale_hits") },
 		OnBooking:   tell,
+		Copies:      cfg.Prefill.copies(),
 		Registerer:  registry,
 		Logger:      log,
 
@@ -177,6 +181,8 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		Prefix:   cfg.NATS.Prefix,
 		Cluster:  cfg.NATS.Cluster,
 		StateDir: cfg.StateDir,
+
+		OnHealthy: func(worker string) { warmer.Join(worker) },
 		Timeouts: upstream.Timeouts{
 			Connect:   time.Duration(cfg.Limits.ConnectTimeout),
 			FirstByte: time.Duration(cfg.Limits.FirstByteTimeout),
@@ -204,28 +210,34 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	if err != nil {
 		return nil, err
 	}
+	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
+	warmer = prefill.New(prefill.Config{
+		Default: prefill.Mode(cfg.Prefill.Mode),
+		Models:  modes(cfg.Prefill.Models),
+		Keys:    modes(cfg.Prefill.Keys),
+		Holdout: orNone(cfg.Prefill.Holdout),
+
+		Join:      cfg.Prefill.Join,
+		Replicate: cfg.Prefill.Replicate,
+		Rewarm:    cfg.Prefill.Rewarm,
+
+		Router: rt,
+		Sender: proxy.Sender{Fleet: fleet},
+		Identify: func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
+			return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
+		},
+		Peers:      reach,
+		Registerer: registry,
+	})
 	if shared != nil {
 		peers, err = events.NewPeers(events.PeersConfig{
 			Conn: shared, Prefix: cfg.NATS.Prefix, Cluster: cfg.NATS.Cluster, Proxy: proxyID(cfg.Listen),
-			Load: rt, Logger: log, Registerer: registry,
+			Load: rt, Warmups: warmer, Logger: log, Registerer: registry,
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
-	warmer := prefill.New(prefill.Config{
-		Default: prefill.Mode(cfg.Prefill.Mode),
-		Models:  modes(cfg.Prefill.Models),
-		Keys:    modes(cfg.Prefill.Keys),
-		Holdout: orNone(cfg.Prefill.Holdout),
-		Router:  rt,
-		Sender:  proxy.Sender{Fleet: fleet},
-		Identify: func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
-			return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
-		},
-		Registerer: registry,
-	})
 	front, err := proxy.New(proxy.Config{
 		Listen:       cfg.Listen,
 		Admin:        cfg.Admin,

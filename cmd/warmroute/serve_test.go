@@ -255,7 +255,7 @@ func TestServe_PortInUse(t *testing.T) {
 // test ends.
 func startThinking(t *testing.T, engine sim.EngineConfig) *sim.Server {
 	t.Helper()
-	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Engine: engine})
+	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, ReplyTokens: 250, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Engine: engine})
 	if err != nil {
 		t.Fatal(err)
 	}

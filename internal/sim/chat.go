@@ -180,25 +180,23 @@ func (chatAPI) usageChunk(dst []byte, a *answer) []byte {
 
 // callDelta returns the part of the call's arguments that the tokens from to to spell.
 func (r *reply) callDelta(from, to int) string {
-	var b []byte
-	start, lead := -1, 0 // first token of the call, bytes of it before from
+	var b string
+	lead := 0 // bytes of the call before from
 	for i := 0; i < to; i++ {
 		if r.channels[i] != chCall {
 			continue
 		}
-		if start < 0 {
-			start = i
-		}
+		text := r.vocabulary.decode(r.tokens[i : i+1])
 		if i < from {
-			lead += 4
+			lead += len(text)
 			continue
 		}
-		b = appendDecoded(b, r.tokens[i])
+		b += text
 	}
 	prefix := len(callText(r.callName, "")) - 1
 	lo, hi := max(prefix-lead, 0), min(prefix+len(r.callArgs)-lead, len(b))
 	if lo >= hi {
 		return ""
 	}
-	return string(b[lo:hi])
+	return b[lo:hi]
 }

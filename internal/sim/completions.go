@@ -24,13 +24,13 @@ func (a *answer) completionID() string {
 // text returns what the tokens from to to show: reasoning has no field of its own in
 // a completion, and markers are skipped.
 func (completionAPI) text(r *reply, from, to int) string {
-	var b []byte
+	var shown []uint32
 	for i := from; i < to; i++ {
 		if r.channels[i] != chSilent {
-			b = appendDecoded(b, r.tokens[i])
+			shown = append(shown, r.tokens[i])
 		}
 	}
-	return string(b)
+	return r.vocabulary.decode(shown)
 }
 
 func (f completionAPI) full(a *answer) any {

@@ -45,6 +45,9 @@ type EngineConfig struct {
 	// EventPerBlock splits stored events into one per block, as SGLang releases before
 	// page coalescing send them.
 	EventPerBlock bool
+	// Drafts drops the last block of each match in the prefix cache and computes it again,
+	// as vLLM does with EAGLE and MTP. Nothing else of speculative decoding is simulated.
+	Drafts bool
 	// Seed takes part in the engine's block hashes, so that those of two vLLM processes
 	// never meet; SGLang hashes depend on the content alone. Default 0.
 	Seed uint64
@@ -139,7 +142,8 @@ type Config struct {
 	// generated) or "thinking" (replies begin with reasoning, which history drops).
 	Template string
 	// Model, where set, is a real tokenizer and chat template instead of the toy ones.
-	// Replies then are plain text: what reasoning looks like is the template's own.
+	// Template then says only whether replies begin with reasoning; reasoning and tool
+	// calls are generated as Qwen's models write them.
 	Model *prompt.Model
 	// ReplyTokens is the typical length of a reply that nothing else ends, in tokens,
 	// ± half; default 128.

@@ -306,6 +306,11 @@ func (e *Engine) admit(s *Seq, budget int) (tokens int, ok bool) {
 		}
 		hits = append(hits, b)
 	}
+	if n := len(hits); e.cfg.Drafts && n > 0 {
+		if hits = hits[:n-1]; e.cache.blocks[hits[:n][n-1]].refs == 0 {
+			fromFree--
+		}
+	}
 	s.table, s.probed = hits[:0], len(hits)
 	cached := len(hits) * size
 	n := min(s.total()-cached, budget)

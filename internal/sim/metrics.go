@@ -184,6 +184,12 @@ func (s *Server) serveMetrics(ctx *fasthttp.RequestCtx) {
 				}
 			}
 		}
+		if e.Drafts {
+			x.head("vllm:spec_decode_num_drafts_total", "counter")
+			for i := range s.ranks {
+				x.value("vllm:spec_decode_num_drafts_total", labels[i], float64(stats[i].GeneratedTokens))
+			}
+		}
 		x.head("vllm:cache_config_info", "gauge")
 		for i := range s.ranks {
 			x.value("vllm:cache_config_info", `engine="`+strconv.Itoa(i)+`",block_size="`+strconv.Itoa(e.BlockSize)+

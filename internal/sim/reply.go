@@ -59,17 +59,17 @@ func (p replyPlan) write(prompt []uint32) *reply {
 	around := func(n int) int { return n/2 + r.IntN(n+1) }
 	out := &reply{vocabulary: p.vocabulary}
 	if p.reasoning > 0 {
-		out.add(chSilent, tokThink)
+		out.add(chSilent, p.vocabulary.openThink(prompt)...)
 		out.prose(r, chReasoning, thoughts, max(around(p.reasoning), 1))
-		out.add(chSilent, tokThinkEnd)
+		out.add(chSilent, p.vocabulary.mark(tokThinkEnd)...)
 	}
 	if p.call != "" {
 		out.callID = "call_" + hex16(r.Uint64())
 		out.callName = p.call
 		out.callArgs = `{"query":"` + words[r.IntN(len(words))] + `"}`
-		out.add(chSilent, tokCall)
+		out.add(chSilent, p.vocabulary.mark(tokCall)...)
 		out.add(chCall, p.vocabulary.words(callText(out.callName, out.callArgs))...)
-		out.add(chSilent, tokCallEnd)
+		out.add(chSilent, p.vocabulary.mark(tokCallEnd)...)
 		out.finish = "tool_calls"
 	} else {
 		out.prose(r, chContent, openings, max(around(p.natural), 1))

@@ -227,7 +227,8 @@ func (s *Server) chatPrompt(q *genRequest) (rendered, *apiError) {
 	if err != nil {
 		return rendered{}, badRequest("messages", "%v", err)
 	}
-	return rendered{tokens: ids}, nil
+	thinks := s.cfg.Template == "thinking" && (q.Kwargs.EnableThinking == nil || *q.Kwargs.EnableThinking)
+	return rendered{tokens: ids, thinks: thinks}, nil
 }
 
 // limit returns how many tokens may be generated after the longest of the prompts.

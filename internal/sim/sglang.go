@@ -67,8 +67,9 @@ func (s *Server) serveServerInfo(ctx *fasthttp.RequestCtx) {
 		"version": s.cfg.Version, "model_path": s.modelRoot(), "tokenizer_path": s.modelRoot(), "served_model_name": s.cfg.AdvertiseModel,
 		"page_size": e.BlockSize, "dp_size": s.cfg.DPRanks, "chunked_prefill_size": e.ChunkTokens,
 		"max_running_requests": e.MaxNumSeqs, "enable_cache_report": !s.cfg.HideCached,
-		"max_total_num_tokens": e.CapacityTokens / e.BlockSize * e.BlockSize,
-		"kv_events":            nil, "internal_states": []object{},
+		"max_total_num_tokens":  e.CapacityTokens / e.BlockSize * e.BlockSize,
+		"speculative_algorithm": s.draftAlgorithm(),
+		"kv_events":             nil, "internal_states": []object{},
 	}
 	if endpoint := s.EventsEndpoint(0); endpoint != "" {
 		if u, err := url.Parse(endpoint); err == nil {
@@ -79,6 +80,14 @@ func (s *Server) serveServerInfo(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	s.json(ctx, info)
+}
+
+// draftAlgorithm is nil where the engine decodes without drafts.
+func (s *Server) draftAlgorithm() any {
+	if s.cfg.Engine.Drafts {
+		return "EAGLE"
+	}
+	return nil
 }
 
 func (s *Server) serveFlush(ctx *fasthttp.RequestCtx) {

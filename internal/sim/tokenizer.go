@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/warmroute/warmroute/internal/openai"
@@ -125,6 +126,29 @@ func (v vocabulary) words(text string) []uint32 {
 		return appendText(nil, text)
 	}
 	return v.model.Encode(text)
+}
+
+// marks are what a real model writes for the toy vocabulary's special tokens: Qwen's way,
+// which others share.
+var marks = map[uint32]string{
+	tokThink: "<think>\n", tokThinkEnd: "\n</think>\n\n", tokCall: "<tool_call>\n", tokCallEnd: "\n</tool_call>",
+}
+
+// mark returns the tokens of a special token.
+func (v vocabulary) mark(token uint32) []uint32 {
+	if v.model == nil {
+		return []uint32{token}
+	}
+	return v.model.Encode(marks[token])
+}
+
+// openThink returns the tokens that open reasoning, none where the prompt has opened it.
+func (v vocabulary) openThink(prompt []uint32) []uint32 {
+	m := v.mark(tokThink)
+	if v.model != nil && len(prompt) >= len(m) && slices.Equal(prompt[len(prompt)-len(m):], m) {
+		return nil
+	}
+	return m
 }
 
 // end returns the token that ends a reply.

@@ -159,17 +159,23 @@ func cpuTimes(arms []*arm) map[*arm]time.Duration {
 		if a.process == nil {
 			continue
 		}
-		tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(a.process.pid()) + "/task/*/schedstat")
-		for _, task := range tasks {
-			raw, err := os.ReadFile(task)
-			if err != nil {
-				continue // the thread has ended
-			}
-			ns, _ := strconv.ParseInt(strings.Fields(string(raw))[0], 10, 64)
-			out[a] += time.Duration(ns)
-		}
+		out[a] = processCPU(a.process.pid())
 	}
 	return out
+}
+
+// processCPU returns what a process has computed so far, 0 where the system does not tell.
+func processCPU(pid int) (d time.Duration) {
+	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/schedstat")
+	for _, task := range tasks {
+		raw, err := os.ReadFile(task)
+		if err != nil {
+			continue // the thread has ended
+		}
+		ns, _ := strconv.ParseInt(strings.Fields(string(raw))[0], 10, 64)
+		d += time.Duration(ns)
+	}
+	return d
 }
 
 // bothHealthy is an error unless the proxy can use both of its workers.

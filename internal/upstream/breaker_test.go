@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/valyala/fasthttp"
 )
 
 // clock is the time that a breaker under test is told.
@@ -339,11 +341,11 @@ func TestBreaker_StuckUntilItMoves(t *testing.T) {
 func TestRetryAfter_ReadsBothForms(t *testing.T) {
 	f := func(v string, want time.Duration) {
 		t.Helper()
-		var r Response
+		var h fasthttp.ResponseHeader
 		if v != "" {
-			r.Header.Set("Retry-After", v)
+			h.Set("Retry-After", v)
 		}
-		if d := RetryAfter(&r.Header); d < want-time.Second || d > want {
+		if d := RetryAfter(&h); d < want-time.Second || d > want {
 			t.Errorf("%q: %v, want %v", v, d, want)
 		}
 	}

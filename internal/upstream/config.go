@@ -78,6 +78,10 @@ type FleetConfig struct {
 	Prefix, Cluster string // of the NATS subjects
 	StateDir        string // where in-process relays keep their hash maps; "" keeps none
 
+	// OnHealthy, if set, is called when a check of a worker that was not healthy has
+	// succeeded, before the router hears of it. It must not wait.
+	OnHealthy func(worker string)
+
 	Probe    time.Duration // between health checks of a worker; default 2 s
 	MaxConns int           // connections per worker; default 16384
 

@@ -227,7 +227,7 @@ func (w *Worker) checkKeepAlive(ctx context.Context, path string) Finding {
 		return f
 	case <-wait.C:
 	}
-	if !alive(c.Conn) {
+	if !c.pulse.alive() {
 		f.Text = fmt.Sprintf("it closes idle connections within %v, so requests meet dying ones: %s", idleLife, fix)
 		return f
 	}

@@ -113,7 +113,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // Response is a worker's answer. Header is valid until Close; Read gives the body. It is
 // for one goroutine; ending Do's context makes a blocked Read return at once.
 type Response struct {
-	Header fasthttp.ResponseHeader
+	Header *fasthttp.ResponseHeader // the connection's
 
 	w       *Worker
 	body    body
@@ -147,7 +147,7 @@ func (w *Worker) Do(ctx context.Context, req *Request) (*Response, error) {
 			return nil, w.connectError(ctx, req, err)
 		}
 		start := time.Now()
-		r := &Response{w: w}
+		r := &Response{w: w, Header: &c.header}
 		r.mu.conn = c
 		if req.Generation {
 			r.counts = true
@@ -312,26 +312,28 @@ func (r *Response) Wait() error {
 		r.failed(err)
 		return err
 	}
-	r.begun()
+	r.begun(time.Now())
 	return nil
 }
 
 // Read gives what has arrived of the body. Its error is io.EOF at the end that the framing
 // states, else an *Error.
 func (r *Response) Read(p []byte) (int, error) {
-	if r.limit == "idle_timeout" && !r.awaiting {
+	idle := r.limit == "idle_timeout"
+	if idle && !r.awaiting {
 		if now := time.Now(); now.Sub(r.armed) > r.timeout/idleArm {
 			r.arm(now)
 		}
 	}
 	r.awaiting = false
 	n, err := r.body.Read(p)
-	if n > 0 && r.limit != "idle_timeout" {
-		r.limit, r.timeout = "idle_timeout", r.w.f.cfg.Timeouts.Idle
-		r.arm(time.Now())
-	}
 	if n > 0 {
-		r.begun()
+		now := time.Now()
+		if !idle {
+			r.limit, r.timeout = "idle_timeout", r.w.f.cfg.Timeouts.Idle
+			r.arm(now)
+		}
+		r.begun(now)
 	}
 	switch {
 	case err == io.EOF:

@@ -92,6 +92,37 @@ vllm:num_requests_running{engine="0"} 0.0
 	llamaProps = `{"default_generation_settings":{"n_ctx":4096},"total_slots":4,"build_info":"b7000","chat_template":"x"}`
 )
 
+// TestProbe_ReadsWhetherAnEngineDrafts: one that does computes the last block of a cached
+// prefix again.
+func TestProbe_ReadsWhetherAnEngineDrafts(t *testing.T) {
+	f := func(name string, paths map[string]string, want bool) {
+		t.Helper()
+		s := servePaths(t, paths)
+		fleet := &Fleet{}
+		fleet.metrics, _ = newMetrics(nil)
+		fleet.cfg.setDefaults()
+		w, err := fleet.newWorker(WorkerConfig{URL: s.URL}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.pool.close()
+		facts, err := w.probe(context.Background())
+		if err != nil || facts.drafts != want {
+			t.Errorf("%s: %+v, %v", name, facts, err)
+		}
+	}
+	vllm := func(metrics string) map[string]string {
+		return map[string]string{"/v1/models": vllmModels, "/version": `{"version":"0.33.0"}`, "/metrics": fmt.Sprintf(vllmMetrics, "True") + metrics}
+	}
+	f("vllm", vllm(""), false)
+	f("vllm with drafts", vllm("# TYPE vllm:spec_decode_num_drafts_total counter\nvllm:spec_decode_num_drafts_total{engine=\"0\"} 0.0\n"), true)
+	sglang := func(more string) map[string]string {
+		return map[string]string{"/v1/models": vllmModels, "/server_info": strings.Replace(sglangInfo, "{", "{"+more, 1)}
+	}
+	f("sglang", sglang(`"speculative_algorithm":null,`), false)
+	f("sglang with drafts", sglang(`"speculative_algorithm":"EAGLE3",`), true)
+}
+
 func TestProbe_RecognisesTheEngine(t *testing.T) {
 	f := func(name string, paths map[string]string, cfg WorkerConfig, want string, wantFlags ...string) {
 		t.Helper()

@@ -15,7 +15,7 @@ func (r *Response) judge() {
 	}
 	code, now := r.Header.StatusCode(), time.Now()
 	r.w.breaker.progress.Store(now.UnixNano())
-	pause := RetryAfter(&r.Header)
+	pause := RetryAfter(r.Header)
 	switch {
 	case code < 300:
 		return // its body decides
@@ -29,11 +29,10 @@ func (r *Response) judge() {
 }
 
 // begun notes bytes of a body.
-func (r *Response) begun() {
+func (r *Response) begun(now time.Time) {
 	if !r.counts {
 		return
 	}
-	now := time.Now()
 	b := &r.w.breaker
 	b.progress.Store(now.UnixNano())
 	if r.flight.waiting {

@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/valyala/fasthttp"
 )
 
 // readBufferBytes is the read buffer of one worker connection. It bounds the headers of
@@ -41,10 +43,12 @@ type pool struct {
 	}
 }
 
-// conn is one connection with its read buffer.
+// conn is one connection with its read buffer and the memory of a response's header.
 type conn struct {
 	net.Conn
 	br     *bufio.Reader
+	header fasthttp.ResponseHeader
+	pulse  *pulse
 	reused bool
 	since  time.Time // when it became idle
 }
@@ -57,7 +61,7 @@ func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
 		if c == nil {
 			break
 		}
-		if time.Since(c.since) < p.idleLife && alive(c.Conn) {
+		if time.Since(c.since) < p.idleLife && c.pulse.alive() {
 			c.reused = true
 			return c, nil
 		}
@@ -79,7 +83,7 @@ func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
 		p.mu.Unlock()
 		return nil, err
 	}
-	return &conn{Conn: nc, br: bufio.NewReaderSize(nc, readBufferBytes)}, nil
+	return &conn{Conn: nc, br: bufio.NewReaderSize(nc, readBufferBytes), pulse: newPulse(nc)}, nil
 }
 
 func (p *pool) dial(ctx context.Context) (net.Conn, error) {

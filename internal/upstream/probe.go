@@ -32,6 +32,7 @@ type facts struct {
 
 	capacityTokens int // of one rank
 	maxNumSeqs     int
+	drafts         bool // decodes with drafts (vLLM does not say of which kind)
 	blockSize      int
 	ranks          int
 	health         string // path of the health check
@@ -194,6 +195,7 @@ func (w *Worker) probeVLLM(ctx context.Context, f *facts) (bool, error) {
 	}
 	f.version, f.health = version.Version, "/health"
 	f.load = readLoad(body)
+	f.drafts = bytes.Contains(body, []byte("\nvllm:spec_decode_num_drafts"))
 	prefixCaching := true
 	for line := range bytes.Lines(body) {
 		labels, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{"))
@@ -278,6 +280,7 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 			DisableRadix      bool      `json:"disable_radix_cache"`
 			KVEvents          *kvAdvert `json:"kv_events"`
 			TokenizerPath     string    `json:"tokenizer_path"`
+			Drafts            string    `json:"speculative_algorithm"`
 		}
 		// vLLM's development mode has a /server_info without these.
 		if code != fasthttp.StatusOK || json.Unmarshal(body, &info) != nil || info.MaxTotalNumTokens == 0 && info.PageSize == 0 {
@@ -285,7 +288,7 @@ func (w *Worker) probeSGLang(ctx context.Context, f *facts) (bool, error) {
 		}
 		f.version, f.health = info.Version, path
 		f.capacityTokens, f.maxNumSeqs = info.MaxTotalNumTokens, info.MaxRunning
-		f.blockSize, f.ranks = info.PageSize, info.DPSize
+		f.blockSize, f.ranks, f.drafts = info.PageSize, info.DPSize, info.Drafts != ""
 		for i := range f.models { // their root is the served name
 			f.models[i].Root = info.TokenizerPath
 		}

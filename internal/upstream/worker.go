@@ -107,7 +107,7 @@ func (w *Worker) spec() router.WorkerSpec {
 	if f == nil {
 		return s
 	}
-	s.Engine = f.engine
+	s.Engine, s.Drafts = f.engine, f.drafts
 	s.BlockSize = first(s.BlockSize, f.blockSize)
 	s.CapacityTokens = first(s.CapacityTokens, f.capacityTokens)
 	s.MaxNumSeqs = first(s.MaxNumSeqs, f.maxNumSeqs)
@@ -257,6 +257,9 @@ func (w *Worker) setHealth(healthy bool, reason string) {
 	turned := w.mu.healthy != healthy || !healthy && w.mu.reason == reasonUnprobed
 	w.mu.Unlock()
 	if changed && f.Worker(w.id) == w { // else it has left
+		if healthy && f.cfg.OnHealthy != nil {
+			f.cfg.OnHealthy(w.id)
+		}
 		f.cfg.Router.SetHealth(w.id, healthy, reason)
 	}
 	w.mu.Lock()

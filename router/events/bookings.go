@@ -51,20 +51,10 @@ func appendBookings(dst []byte, bookings []kv.Booking, room int) ([]byte, []kv.B
 			flags |= flagStreams
 		}
 		dst = append(dst, flags)
-		number, named := ranks[b.Rank]
-		if !named {
-			if ranks == nil {
-				ranks = map[kv.WorkerRank]uint64{}
-			}
-			number = uint64(len(ranks))
-			ranks[b.Rank] = number
+		if ranks == nil {
+			ranks = map[kv.WorkerRank]uint64{}
 		}
-		dst = binary.AppendUvarint(dst, number)
-		if !named {
-			dst = binary.AppendUvarint(dst, uint64(len(b.Rank.ID)))
-			dst = append(dst, b.Rank.ID...)
-			dst = binary.AppendUvarint(dst, uint64(b.Rank.Rank))
-		}
+		dst = appendRank(dst, b.Rank, ranks)
 		if b.Phase == kv.PhasePrefill {
 			dst = binary.AppendUvarint(dst, uint64(b.Uncached))
 		}

@@ -47,6 +47,7 @@ type PeersConfig struct {
 	// every proxy of the cluster.
 	Proxy      string
 	Load       Load
+	Warmups    Warmups // nil: none are told of or taken
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil counts for nobody
 }
@@ -60,6 +61,8 @@ type Peers struct {
 	incarnation uint64
 	metrics     *peersMetrics
 	wake        chan struct{}
+	warmed      chan struct{}
+	meetings    chan kv.Meeting
 	in          chan *nats.Msg
 	link        peerLink
 	status      atomic.Pointer[[]PeerStatus]
@@ -74,6 +77,8 @@ type Peers struct {
 	decoder    decoder
 	share      share
 	warned     bool // of a proxy with our id
+	ownWarm    []kv.WarmUp
+	warmTold   bool // peers know of some
 }
 
 // peerLink is what Peers needs of a connection.
@@ -127,7 +132,7 @@ func newPeers(cfg PeersConfig, link peerLink) (*Peers, error) {
 	}
 	p := &Peers{
 		cfg: cfg, subject: s.load(cfg.Proxy), all: s.loads(), incarnation: nextEpoch(0), metrics: newPeersMetrics(cfg.Registerer),
-		wake: make(chan struct{}, 1), in: make(chan *nats.Msg), link: link, peers: map[string]*peer{},
+		wake: make(chan struct{}, 1), warmed: make(chan struct{}, 1), meetings: make(chan kv.Meeting, maxMeetings), in: make(chan *nats.Msg), link: link, peers: map[string]*peer{},
 	}
 	p.status.Store(new([]PeerStatus))
 	return p, nil
@@ -177,13 +182,17 @@ func (p *Peers) run(ctx context.Context, changes <-chan nats.Status, check func(
 	batch := time.NewTimer(batchFor)
 	batch.Stop()
 	defer batch.Stop()
-	gathering := false
+	warm := time.NewTimer(warmBatch)
+	warm.Stop()
+	defer warm.Stop()
+	gathering, warming := false, false
 	next := time.Now().Add(stateEvery)
 	state := p.linkChanged()
 	for {
 		if state {
 			next = time.Now().Add(stateEvery - checkEvery/2)
 			p.sendState()
+			p.sendWarmups()
 		}
 		state = false
 		select {
@@ -204,6 +213,16 @@ func (p *Peers) run(ctx context.Context, changes <-chan nats.Status, check func(
 		case <-batch.C:
 			gathering = false
 			p.sendChanges()
+		case <-p.warmed:
+			if !warming {
+				warming = true
+				warm.Reset(warmBatch)
+			}
+		case <-warm.C:
+			warming = false
+			p.sendWarmups()
+		case m := <-p.meetings:
+			p.sendMeeting(m)
 		case now := <-tick.C:
 			check()
 			p.silence(now)
@@ -257,6 +276,9 @@ func (p *Peers) silence(now time.Time) {
 func (p *Peers) forget(id string) {
 	delete(p.peers, id)
 	p.cfg.Load.Book(id, nil, true)
+	if p.cfg.Warmups != nil {
+		p.cfg.Warmups.Elsewhere(id, nil)
+	}
 }
 
 // leave says farewell: this proxy has nothing booked any more.

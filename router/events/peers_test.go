@@ -38,6 +38,7 @@ type proxyNode struct {
 	hub     *hub
 	router  *router.Router
 	peers   *Peers
+	warm    *warmBook
 	queue   chan *nats.Msg
 	changes chan nats.Status
 	up      atomic.Bool
@@ -89,7 +90,7 @@ func (n *proxyNode) Book(peer string, b []kv.Booking, all bool) int {
 
 // join starts a proxy over four workers. Its goroutines end with the bubble's context.
 func (h *hub) join(id string) *proxyNode {
-	n := &proxyNode{hub: h, queue: make(chan *nats.Msg, 4096), changes: make(chan nats.Status), shares: make(chan float64, 8), reg: prometheus.NewRegistry()}
+	n := &proxyNode{hub: h, warm: &warmBook{}, queue: make(chan *nats.Msg, 4096), changes: make(chan nats.Status), shares: make(chan float64, 8), reg: prometheus.NewRegistry()}
 	n.up.Store(true)
 	n.router = router.New(router.Config{Index: index.NewSet(index.Config{}), Workers: &kv.Workers{}, Seed: 1, OnBooking: func() { n.peers.Wake() }})
 	var specs []router.WorkerSpec
@@ -98,7 +99,7 @@ func (h *hub) join(id string) *proxyNode {
 	}
 	n.router.SetWorkers(specs)
 	var err error
-	n.peers, err = newPeers(PeersConfig{Proxy: id, Load: n, Registerer: n.reg}, peerLink{
+	n.peers, err = newPeers(PeersConfig{Proxy: id, Load: n, Warmups: n.warm, Registerer: n.reg}, peerLink{
 		publish: func(subject string, data []byte) error { return h.publish(n, subject, data) },
 		up:      n.up.Load,
 		payload: func() int64 { return 1 << 20 },

@@ -16,7 +16,7 @@ func (p *Peers) receive(subject string, data []byte) (greet bool) {
 	case errors.Is(err, errVersion):
 		p.metrics.unknownVersion.Inc()
 		return false
-	case err != nil, h.kind != kindChanges && h.kind != kindLoad, len(h.relay) == 0, h.epoch == 0, h.seq == 0:
+	case err != nil, h.kind < kindChanges || h.kind > kindMeeting, len(h.relay) == 0, h.epoch == 0, h.seq == 0:
 		p.drop("malformed")
 		return false
 	case encodeToken(string(h.relay)) != lastToken(subject):
@@ -77,6 +77,9 @@ func (p *Peers) take(id string, o *peer, h *header) (ok bool) {
 		}
 		p.book(id, p.read, false)
 		return true
+	}
+	if h.kind != kindLoad {
+		return p.takeWarmups(id, h)
 	}
 	c, err := p.decoder.chunk()
 	if err != nil {

@@ -32,6 +32,8 @@ const (
 	kindRefusal = 4 // an answer that says why there is none
 	kindChanges = 5 // bookings of a proxy that changed
 	kindLoad    = 6 // one chunk of all bookings of a proxy
+	kindWarmUps = 7 // all warm-ups of a proxy
+	kindMeeting = 8 // what became of another proxy's warm-up
 )
 
 var (
