@@ -50,6 +50,11 @@ type head struct {
 	last   time.Time // when the last one ended
 }
 
+func (h *head) size() int64 {
+	x := prefix{h.key.model, h.ns, h.tokens}
+	return x.size()
+}
+
 func (h *heads) init(limit int64, hold func(int64) bool, free func(int64)) {
 	h.limit, h.hold, h.free = limit, hold, free
 	h.byKey = map[headKey]*head{}
@@ -80,12 +85,14 @@ func (h *heads) learn(model string, p *kv.Prompt, now time.Time) {
 	if n = min(n, len(chain)-1); n*headBlock < minHead || h.byKey[headKey{model, chain[n-1]}] != nil {
 		return
 	}
-	if !h.room(int64(4*n*headBlock), now) {
+	key := headKey{model, chain[n-1]}
+	v := &head{key: key, ns: p.Namespace, tokens: p.Tokens[:n*headBlock], turns: 2, count: 2, last: now}
+	if !h.room(v.size(), now) {
 		h.refused++
 		return
 	}
-	key := headKey{model, chain[n-1]}
-	h.byKey[key] = &head{key: key, ns: p.Namespace, tokens: slices.Clone(p.Tokens[:n*headBlock]), turns: 2, count: 2, last: now}
+	v.tokens = slices.Clone(v.tokens)
+	h.byKey[key] = v
 }
 
 // room makes room for a head of so many bytes, at the cost of heads that are no hotter
@@ -126,7 +133,7 @@ func (h *heads) remember(k headKey) {
 }
 
 func (h *heads) drop(v *head) {
-	size := int64(4 * len(v.tokens))
+	size := v.size()
 	delete(h.byKey, v.key)
 	h.bytes -= size
 	h.free(size)

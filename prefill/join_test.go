@@ -291,3 +291,67 @@ func TestCopy_SaysWhoseItIs(t *testing.T) {
 		t.Errorf("path %q, header %q", w.Path, h)
 	}
 }
+
+// TestCopy_ARefusalIsNotRepeated: a worker that takes no copies, for they carry token ids
+// and no client's credentials, is asked once, and its turns' warm-ups go on.
+func TestCopy_ARefusalIsNotRepeated(t *testing.T) {
+	for _, status := range []int{400, 401, 404} {
+		withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
+			asked := 0
+			g.answer = func(context.Context) (Answer, error) { asked++; return Answer{Status: status}, nil }
+			id := g.joinWorker()
+			time.Sleep(time.Second)
+			if len(g.prefill.Debug().Pauses) != 0 {
+				t.Errorf("%d: warm-ups of turns are paused, too", status)
+			}
+			for range 10 { // it flaps
+				g.router.SetHealth(id, false, "ill")
+				g.prefill.Join(id)
+				g.router.SetHealth(id, true, "")
+				time.Sleep(time.Second)
+			}
+			if asked != 1 || g.warming(id) {
+				t.Errorf("%d: asked %d times, warming %v", status, asked, g.warming(id))
+			}
+			time.Sleep(copyRefusal)
+			g.prefill.Join(id)
+			if time.Sleep(time.Second); asked > 2 {
+				t.Errorf("%d: asked %d times", status, asked)
+			}
+		})
+	}
+}
+
+// TestCopy_NotToAWorkerThatTakesChatsOnly: what a turn's warm-up has learned holds.
+func TestCopy_NotToAWorkerThatTakesChatsOnly(t *testing.T) {
+	withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
+		g.prefill.chatOnly("w2")
+		g.joinWorker()
+		time.Sleep(time.Second)
+		if s := g.sums(); s["sent_total join"] != 0 || s["copies_total skipped refused join"] != 1 {
+			t.Errorf("counters %v", s)
+		}
+	})
+}
+
+// TestCopy_SaltsCount against the bytes that may be held: clients choose their length.
+func TestCopy_SaltsCount(t *testing.T) {
+	now, salt := time.Now(), kv.Namespace{Salt: strings.Repeat("s", 1<<20)}
+	h, held := newHeads(1 << 20)
+	for i := range uint64(5) {
+		h.learn("m", asked(tokensOf(1, 640), i, salt), now)
+	}
+	if len(h.byKey) != 0 || *held != 0 {
+		t.Errorf("%d heads with a salt above the cap, %d bytes", len(h.byKey), *held)
+	}
+	h, held = newHeads(1 << 24)
+	for i := range uint64(5) {
+		h.learn("m", asked(tokensOf(1, 640), i, salt), now)
+	}
+	if len(h.byKey) != 1 || *held < 1<<20 {
+		t.Errorf("%d heads, %d bytes", len(h.byKey), *held)
+	}
+	if h.clear(); *held != 0 {
+		t.Errorf("%d bytes are still held", *held)
+	}
+}

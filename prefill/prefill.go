@@ -37,6 +37,7 @@ type Prefiller struct {
 		fresh       []*job // of them, those that Run has not started
 		pauses      map[string]time.Time
 		chats       map[string]time.Time // workers that take no token ids, and until when
+		refused     map[string]time.Time // workers that take no copies, and until when
 		habits      habits
 		learn       learning
 		rand        *rand.Rand
@@ -104,7 +105,7 @@ func New(cfg Config) *Prefiller {
 	p.mu.table.gone = p.unkeepLocked
 	p.mu.rewarming.init()
 	p.mu.pauses = map[string]time.Time{}
-	p.mu.chats, p.mu.habits = map[string]time.Time{}, habits{}
+	p.mu.chats, p.mu.refused, p.mu.habits = map[string]time.Time{}, map[string]time.Time{}, habits{}
 	p.mu.tokens = map[string]int{}
 	p.mu.peering.away, p.mu.peering.abroad = map[uint64]*conversation{}, map[string][]kv.WarmUp{}
 	p.mu.stay = math.Inf(1)

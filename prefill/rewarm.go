@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/internal/openai"
@@ -57,7 +58,11 @@ func (p *Prefiller) keepLocked(c *conversation, t *Turn, e *End) {
 	if n < minHead {
 		return
 	}
-	w, size := &p.mu.rewarming, int64(4*n)
+	x := prefix{t.id.model, t.id.ns, e.Prompt.Tokens[:n]}
+	w, size := &p.mu.rewarming, x.size()
+	if size > p.cfg.HeldBytes/keptShare {
+		return
+	}
 	for w.order.Len() >= maxKept || w.bytes+size > p.cfg.HeldBytes/keptShare {
 		oldest := w.order.Front()
 		if oldest == nil {
@@ -69,7 +74,8 @@ func (p *Prefiller) keepLocked(c *conversation, t *Turn, e *End) {
 		return
 	}
 	w.bytes += size
-	k := &kept{prefix: prefix{t.id.model, t.id.ns, append([]uint32(nil), e.Prompt.Tokens[:n]...)}, c: c, next: c.ended.Add(lookEvery)}
+	x.tokens = slices.Clone(x.tokens)
+	k := &kept{prefix: x, c: c, next: c.ended.Add(lookEvery)}
 	w.byKey[c.key] = w.order.PushBack(k)
 }
 
@@ -80,7 +86,7 @@ func (p *Prefiller) unkeepLocked(c *conversation) {
 	if e == nil || e.Value.(*kept).c != c {
 		return
 	}
-	size := int64(4 * len(e.Value.(*kept).tokens))
+	size := e.Value.(*kept).size()
 	delete(w.byKey, c.key)
 	w.order.Remove(e)
 	w.bytes -= size
