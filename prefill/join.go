@@ -22,7 +22,8 @@ const (
 
 // Join tells that a worker is about to take requests, maybe with an empty cache. Where
 // there are hot heads, the router leaves it out until they are warm there, at most for
-// joinLife and only while others can take the requests. It never waits.
+// joinLife and only while at least half of those that can take the requests are left. It
+// never waits.
 func (p *Prefiller) Join(worker string) {
 	if p == nil || !p.cfg.Join {
 		return
