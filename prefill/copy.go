@@ -60,7 +60,7 @@ type copying struct {
 	prefix
 	trigger Trigger
 	to      kv.WorkerRank
-	tell    func() // called once it is booked; may be nil
+	of      *conversation // whose prefix it is; nil: nobody's
 
 	sent      time.Time
 	gain      int // tokens
@@ -238,6 +238,19 @@ func (p *Prefiller) recallCopiesLocked(why string, of func(*copying) bool) (leas
 		}
 	}
 	return leases
+}
+
+// recallFor cancels the copies for a conversation that has gone on.
+func (p *Prefiller) recallFor(c *conversation) {
+	if p.sending.Load() == 0 {
+		return
+	}
+	p.mu.Lock()
+	leases := p.recallCopiesLocked(lateTurn, func(k *copying) bool { return k.of == c })
+	p.mu.Unlock()
+	for _, l := range leases {
+		l.Done(noOutcome)
+	}
 }
 
 func (p *Prefiller) forgetLocked(c *copying) {

@@ -181,6 +181,7 @@ func (p *Prefiller) Met(m kv.Meeting) {
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
+	p.recallFor(c)
 	if over { // where there was no room to wait for the end, it settles as not known
 		p.settle(c, &End{OK: m.Ended && m.OK, Worker: m.Rank, TTFT: m.TTFT, Usage: openai.Usage{CachedTokens: m.Cached}})
 	}

@@ -377,6 +377,7 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
+	p.recallFor(c)
 	return c
 }
 

@@ -151,7 +151,7 @@ func (p *Prefiller) consider(k *kept, now time.Time) {
 	p.mu.Lock()
 	k.tried = true
 	p.mu.Unlock()
-	c := &copying{prefix: k.prefix, trigger: TriggerRewarm, to: o.Worker}
+	c := &copying{prefix: k.prefix, trigger: TriggerRewarm, to: o.Worker, of: k.c}
 	p.start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, rewarmLife)
 		defer cancel()
@@ -164,13 +164,14 @@ func (p *Prefiller) consider(k *kept, now time.Time) {
 func (p *Prefiller) worthwhile(k *kept, now time.Time, o *router.Outlook, gain int) (reason string, again bool) {
 	seconds, stay := float64(gain)/o.Rate, idleTaus*o.AgeScale
 	p.mu.Lock()
+	gone := k.c.place == nil
 	back := p.mu.learn.forecast(k.c.scope, now.Sub(k.c.ended).Seconds(), seconds, stay).Resident
 	shut := p.mu.rewarming.closed() && p.mu.rand.Float64() >= 1.0/probeEvery
 	p.mu.Unlock()
 	switch {
 	case o.YoungestEvicted > math.Exp(-idleTaus):
 		return skipPressure, false
-	case back < likely:
+	case gone || back < likely:
 		return skipReturn, false
 	case back*seconds <= o.Evict+(1-back)*0.25*float64(o.Inflight)*seconds:
 		return skipCost, false
