@@ -16,6 +16,7 @@ const (
 	headShare  = 4                   // heads take at most this part of the bytes that may be held
 	headProof  = 3                   // first turns that make a head of a prefix they share
 	headMemory = 10 * time.Minute    // e-folding time of a head's count
+	headLife   = time.Hour           // from the last first turn that began with it to its end
 	headCold   = 0.25                // a head whose count is below is not hot any more
 	seenHashes = 1 << 16             // prefixes of first turns remembered, in each of two generations
 )
@@ -139,6 +140,15 @@ func (h *heads) drop(v *head) {
 	h.free(size)
 }
 
+// sweep lets go of heads that nobody has begun with for headLife.
+func (h *heads) sweep(now time.Time) {
+	for _, v := range h.byKey {
+		if now.Sub(v.last) >= headLife {
+			h.drop(v)
+		}
+	}
+}
+
 // clear lets go of everything.
 func (h *heads) clear() {
 	for _, v := range h.byKey {
@@ -196,6 +206,7 @@ func (p *Prefiller) tend(caches map[kv.WorkerRank]int) {
 	p.mu.Lock()
 	p.mu.budget.worked(now, busy)
 	p.mu.planted.sweep(now)
+	p.mu.heads.sweep(now)
 	hot := len(p.mu.heads.byKey) > 0
 	p.mu.Unlock()
 	p.tendCopies()
