@@ -98,6 +98,7 @@ func (p *Prefiller) copy(ctx context.Context, c *copying, g gate) (outcome, reas
 		p.metrics.copies.WithLabelValues(string(c.trigger), copySkipped, reason).Inc()
 		return copySkipped, reason, again
 	}
+	p.yieldLate(c.to, c.model)
 	a, err := p.cfg.Sender.Prefill(ctx, c.warmup(c.to, c.lease.SendRank()))
 	outcome, reason = p.copied(ctx, c, a, err)
 	return outcome, reason, outcome == copyCancelled && reason == cutYield

@@ -334,6 +334,27 @@ func TestCopy_NotToAWorkerThatTakesChatsOnly(t *testing.T) {
 	})
 }
 
+// TestCopy_GivesWayToWhoCameAtTheLastMoment: a request that is routed between the last look
+// and the booking yields before there is anything to yield.
+func TestCopy_GivesWayToWhoCameAtTheLastMoment(t *testing.T) {
+	withHead(t, 1, 16_000, func(g *rig, head []uint32) {
+		c := &copying{prefix: prefix{model: "m", tokens: head}, trigger: TriggerJoin, to: kv.WorkerRank{ID: "w1"}}
+		var client *router.Lease
+		outcome, reason, again := g.prefill.copy(g.ctx, c, func(*router.Outlook, int) (string, bool) {
+			var err error
+			if client, err = g.router.Route(g.ctx, &router.Request{Model: "m", Prompt: c.prompt(), Stream: true, PinRank: -1}); err != nil {
+				t.Fatal(err)
+			}
+			g.prefill.Yield(client.Worker())
+			return "", false
+		})
+		if outcome != copyCancelled || reason != cutYield || !again {
+			t.Errorf("the copy is %s %s, again %v", outcome, reason, again)
+		}
+		client.Done(noOutcome)
+	})
+}
+
 // TestCopy_SaltsCount against the bytes that may be held: clients choose their length.
 func TestCopy_SaltsCount(t *testing.T) {
 	now, salt := time.Now(), kv.Namespace{Salt: strings.Repeat("s", 1<<20)}

@@ -66,6 +66,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 	if lease == nil {
 		return false // held out, or cancelled at the last moment
 	}
+	p.yieldLate(lease.Worker(), j.turn.id.model)
 	a, err := p.deliver(sending, j, w, lease)
 	p.metrics.inflight.Dec()
 	p.mu.Lock()

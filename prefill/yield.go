@@ -32,6 +32,15 @@ func (p *Prefiller) Yield(to kv.WorkerRank) {
 	}
 }
 
+// yieldLate makes a warm-up that was just booked give way to a request that came between the
+// last look at its rank and the booking: Yield could not find it then.
+func (p *Prefiller) yieldLate(to kv.WorkerRank, model string) {
+	o, err := p.cfg.Router.Outlook(&router.Request{Model: model, PinWorker: to.ID, PinRank: to.Rank, Speculative: true})
+	if err == nil && o.Waiting > 0 {
+		p.Yield(to)
+	}
+}
+
 // evacuate cancels the warm-ups on workers that take no more requests: the next turn goes
 // elsewhere, and so will they.
 func (p *Prefiller) evacuate() {
