@@ -99,7 +99,7 @@ func (p *Prefiller) copy(ctx context.Context, c *copying, g gate) (outcome, reas
 		return copySkipped, reason, again
 	}
 	p.yieldLate(c.to, c.model)
-	a, err := p.cfg.Sender.Prefill(ctx, c.warmup(c.to, c.lease.SendRank()))
+	a, err := p.dispatch(ctx, c.warmup(c.to, c.lease.SendRank()))
 	outcome, reason = p.copied(ctx, c, a, err)
 	return outcome, reason, outcome == copyCancelled && reason == cutYield
 }

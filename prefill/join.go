@@ -126,13 +126,14 @@ func (p *Prefiller) shorten(ctx context.Context, c *copying, room float64) bool 
 }
 
 // watchCaches calls Join for workers that have just lost their cache: it was cleared, or
-// the engine restarted faster than a health check could see. held is what it saw last.
+// the engine restarted faster than a health check could see. Where events are incomplete it
+// may be the index that has lost them. held is what it saw last.
 func (p *Prefiller) watchCaches(held map[kv.WorkerRank]int) {
 	seen := map[kv.WorkerRank]int{}
 	for _, s := range p.cfg.Router.Status() {
 		k, n := kv.WorkerRank{ID: s.Worker, Rank: s.Rank}, s.HeldBlocks.GPU
 		seen[k] = n
-		if was := held[k]; s.Healthy && !s.Draining && was >= clearedFrom && n < was/clearedTo {
+		if was := held[k]; s.Healthy && !s.Draining && s.Coverage == router.FeedComplete && was >= clearedFrom && n < was/clearedTo {
 			p.Join(s.Worker)
 		}
 	}

@@ -266,6 +266,22 @@ func TestJoin_ACacheThatWasCleared(t *testing.T) {
 	})
 }
 
+// TestJoin_NotWhereOnlyTheIndexIsEmpty: a worker whose events are read anew keeps its
+// conversations.
+func TestJoin_NotWhereOnlyTheIndexIsEmpty(t *testing.T) {
+	withHead(t, 2, 16_000, func(g *rig, head []uint32) {
+		<-g.engine("w2").submit(head, []uint32{9}).done
+		time.Sleep(1500 * time.Millisecond)
+		g.router.SetFeed(kv.WorkerRank{ID: "w2"}, router.Feed{State: router.FeedPartial, BlockSize: 16})
+		g.index.Exact(16).Apply(g.engine("w2").number, kv.Event{Kind: kv.EventCleared})
+		for range 3000 {
+			if time.Sleep(time.Millisecond); g.warming("w2") {
+				t.Fatal("it is left out")
+			}
+		}
+	})
+}
+
 // TestJoin_NeverOnGenericEndpoints: nobody is billed for nothing.
 func TestJoin_NeverOnGenericEndpoints(t *testing.T) {
 	withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
@@ -338,6 +354,7 @@ func TestCopy_NotToAWorkerThatTakesChatsOnly(t *testing.T) {
 // and the booking yields before there is anything to yield.
 func TestCopy_GivesWayToWhoCameAtTheLastMoment(t *testing.T) {
 	withHead(t, 1, 16_000, func(g *rig, head []uint32) {
+		g.answer = func(context.Context) (Answer, error) { t.Error("it was sent all the same"); return Answer{}, errRefused }
 		c := &copying{prefix: prefix{model: "m", tokens: head}, trigger: TriggerJoin, to: kv.WorkerRank{ID: "w1"}}
 		var client *router.Lease
 		outcome, reason, again := g.prefill.copy(g.ctx, c, func(*router.Outlook, int) (string, bool) {

@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"context"
 	"time"
 
 	"github.com/warmroute/warmroute/router"
@@ -39,6 +40,14 @@ func (p *Prefiller) yieldLate(to kv.WorkerRank, model string) {
 	if err == nil && o.Waiting > 0 {
 		p.Yield(to)
 	}
+}
+
+// dispatch sends a warm-up, unless it was cancelled before.
+func (p *Prefiller) dispatch(ctx context.Context, w *Warmup) (Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return Answer{}, err
+	}
+	return p.cfg.Sender.Prefill(ctx, w)
 }
 
 // evacuate cancels the warm-ups on workers that take no more requests: the next turn goes
