@@ -354,7 +354,10 @@ func TestCopy_NotToAWorkerThatTakesChatsOnly(t *testing.T) {
 // and the booking yields before there is anything to yield.
 func TestCopy_GivesWayToWhoCameAtTheLastMoment(t *testing.T) {
 	withHead(t, 1, 16_000, func(g *rig, head []uint32) {
-		g.answer = func(context.Context) (Answer, error) { t.Error("it was sent all the same"); return Answer{}, errRefused }
+		g.answer = func(context.Context) (Answer, error) {
+			t.Error("it was sent all the same")
+			return Answer{}, errRefused
+		}
 		c := &copying{prefix: prefix{model: "m", tokens: head}, trigger: TriggerJoin, to: kv.WorkerRank{ID: "w1"}}
 		var client *router.Lease
 		outcome, reason, again := g.prefill.copy(g.ctx, c, func(*router.Outlook, int) (string, bool) {
