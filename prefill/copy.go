@@ -186,7 +186,7 @@ func (p *Prefiller) copied(ctx context.Context, c *copying, a Answer, err error)
 		outcome, reason = copyCancelled, why
 	case ctx.Err() != nil:
 		outcome, reason = copyCancelled, cutDeadline
-	case err != nil || a.Status != 200:
+	case err != nil || !a.ok():
 		outcome, reason = copyFailed, failure(a, err)
 	default:
 		outcome = copyWarmed
@@ -208,7 +208,7 @@ func (p *Prefiller) copied(ctx context.Context, c *copying, a Answer, err error)
 	}
 	switch {
 	case outcome != copyFailed:
-	case reason == "http_4xx": // turns' warm-ups, in their clients' names and as chats, may pass
+	case reason == "http_4xx" || reason == "void": // turns' warm-ups, in their clients' names and as chats, may pass
 		p.refuse(c.to.ID)
 	default:
 		p.Pause(c.to.ID, max(a.RetryAfter, failurePause))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -313,8 +314,8 @@ func TestCopy_SaysWhoseItIs(t *testing.T) {
 func TestCopy_ARefusalIsNotRepeated(t *testing.T) {
 	for _, status := range []int{400, 401, 404} {
 		withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
-			asked := 0
-			g.answer = func(context.Context) (Answer, error) { asked++; return Answer{Status: status}, nil }
+			var asked atomic.Int64
+			g.answer = func(context.Context) (Answer, error) { asked.Add(1); return Answer{Status: status}, nil }
 			id := g.joinWorker()
 			time.Sleep(time.Second)
 			if len(g.prefill.Debug().Pauses) != 0 {
@@ -326,13 +327,13 @@ func TestCopy_ARefusalIsNotRepeated(t *testing.T) {
 				g.router.SetHealth(id, true, "")
 				time.Sleep(time.Second)
 			}
-			if asked != 1 || g.warming(id) {
-				t.Errorf("%d: asked %d times, warming %v", status, asked, g.warming(id))
+			if asked.Load() != 1 || g.warming(id) {
+				t.Errorf("%d: asked %d times, warming %v", status, asked.Load(), g.warming(id))
 			}
 			time.Sleep(copyRefusal)
 			g.prefill.Join(id)
-			if time.Sleep(time.Second); asked > 2 {
-				t.Errorf("%d: asked %d times", status, asked)
+			if time.Sleep(time.Second); asked.Load() > 2 {
+				t.Errorf("%d: asked %d times", status, asked.Load())
 			}
 		})
 	}

@@ -392,7 +392,7 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 	}
 	p.endLocked(j)
 	p.metrics.seconds.Observe(now.Sub(j.sent).Seconds())
-	if err == nil && a.Status == 200 {
+	if err == nil && a.ok() {
 		j.c.state = stateWarmed
 		p.recordLocked(j, stateWarmed, "")
 		p.mu.Unlock()
@@ -410,7 +410,7 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 	switch {
 	case a.RetryAfter > 0:
 		p.Pause(worker, a.RetryAfter)
-	case reason != "http_4xx":
+	case reason != "http_4xx" && reason != "void":
 		p.Pause(worker, failurePause)
 	}
 }
