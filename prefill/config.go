@@ -50,9 +50,13 @@ type Warmup struct {
 // Answer is what a worker said to a warm-up.
 type Answer struct {
 	Status     int
+	Void       bool          // status 200, but its body is no answer of an engine, or an error
 	RetryAfter time.Duration // 0: not told
 	Usage      openai.Usage  // openai.NoUsage where there is none
 }
+
+// ok tells whether the worker did what was asked.
+func (a *Answer) ok() bool { return a.Status == 200 && !a.Void }
 
 // Sender delivers one warm-up and reads the answer to its end. It is called from many
 // goroutines and returns soon after ctx ends; ending it must close the connection, which

@@ -11,23 +11,32 @@ import (
 )
 
 const (
-	copyRetry  = 20 * time.Millisecond // before a worker that may not take a copy yet is asked again
-	workMemory = 10 * time.Minute      // e-folding time of the clients' prefill that budgets are shares of
+	copyRetry   = 20 * time.Millisecond // before a worker that may not take a copy yet is asked again
+	copyRefusal = 10 * time.Minute      // for which a worker that refused a copy gets no other
+	workMemory  = 10 * time.Minute      // e-folding time of the clients' prefill that budgets are shares of
 )
 
 // copyHeader is the header of a warm-up that is in nobody's name.
 var copyHeader = []byte("Content-Type: application/json\r\nAccept: */*\r\nUser-Agent: warmroute\r\n")
 
-// prefix is the start of prompts by its tokens. Its owner counts their bytes.
+// prefix is the start of prompts by its tokens. Its owner counts its size.
 type prefix struct {
 	model  string
 	ns     kv.Namespace
 	tokens []uint32
 }
 
+// size returns the bytes that a prefix holds. Clients choose salts, of any length.
+func (x *prefix) size() int64 {
+	return int64(4*len(x.tokens) + len(x.model) + len(x.ns.LoRA) + len(x.ns.Salt))
+}
+
 func (x *prefix) prompt() *kv.Prompt {
 	return &kv.Prompt{Source: kv.SourceLocal, Namespace: x.ns, Tokens: x.tokens, TokenCount: len(x.tokens)}
 }
+
+// pathCopy is where copies go.
+const pathCopy = "/v1/completions"
 
 // warmup returns the request that makes a worker compute a prefix and nothing else. Token
 // ids are the only form that ends in the middle of a conversation.
@@ -42,7 +51,7 @@ func (x *prefix) warmup(to kv.WorkerRank, sendRank bool) *Warmup {
 	if sendRank {
 		rank = strconv.Itoa(to.Rank)
 	}
-	return &Warmup{Worker: to, Path: f.native.path, Body: body, Header: warmHeader(nil, copyHeader, newID(), rank)}
+	return &Warmup{Worker: to, Path: pathCopy, Body: body, Header: warmHeader(nil, copyHeader, newID(), rank)}
 }
 
 // copying is one prefix on its way to one rank. Its fields below sent are guarded by
@@ -51,7 +60,7 @@ type copying struct {
 	prefix
 	trigger Trigger
 	to      kv.WorkerRank
-	tell    func() // called once it is booked; may be nil
+	of      *conversation // whose prefix it is; nil: nobody's
 
 	sent      time.Time
 	gain      int // tokens
@@ -89,7 +98,8 @@ func (p *Prefiller) copy(ctx context.Context, c *copying, g gate) (outcome, reas
 		p.metrics.copies.WithLabelValues(string(c.trigger), copySkipped, reason).Inc()
 		return copySkipped, reason, again
 	}
-	a, err := p.cfg.Sender.Prefill(ctx, c.warmup(c.to, c.lease.SendRank()))
+	p.yieldLate(c.to, c.model)
+	a, err := p.dispatch(ctx, c.warmup(c.to, c.lease.SendRank()))
 	outcome, reason = p.copied(ctx, c, a, err)
 	return outcome, reason, outcome == copyCancelled && reason == cutYield
 }
@@ -131,8 +141,8 @@ func (p *Prefiller) book(ctx context.Context, c *copying, g gate, cut context.Ca
 	return "", false
 }
 
-// passes asks the gates that all copies share: never to a worker that keeps no prefixes, for
-// next to nothing, beside clients who wait, or beyond the trigger's budget.
+// passes asks the gates that all copies share: never to a worker that keeps no prefixes
+// or takes no token ids, for next to nothing, beside clients who wait, or beyond the trigger's budget.
 func (p *Prefiller) passes(o *router.Outlook, gain int, t Trigger) (reason string, again bool) {
 	seconds := float64(gain) / o.Rate
 	if !holdsCache(o) {
@@ -141,11 +151,18 @@ func (p *Prefiller) passes(o *router.Outlook, gain int, t Trigger) (reason strin
 	if gain < o.BlockSize || seconds < minGain.Seconds() {
 		return skipGain, false
 	}
+	now := time.Now()
 	p.mu.Lock()
-	paused := p.mu.pauses[o.Worker.ID].After(time.Now())
+	paused := p.mu.pauses[o.Worker.ID].After(now)
+	refused := p.mu.refused[o.Worker.ID].After(now)
+	if n := natives[o.Engine]; n != nil && n.path == pathCopy {
+		refused = refused || p.mu.chats[o.Worker.ID].After(now)
+	}
 	room := p.mu.budget.room(t)
 	p.mu.Unlock()
 	switch {
+	case refused:
+		return skipRefused, false
 	case paused:
 		return skipRetryAfter, true
 	case o.Waiting > 0 || o.Warming >= maxPerWorker || o.Full:
@@ -169,7 +186,7 @@ func (p *Prefiller) copied(ctx context.Context, c *copying, a Answer, err error)
 		outcome, reason = copyCancelled, why
 	case ctx.Err() != nil:
 		outcome, reason = copyCancelled, cutDeadline
-	case err != nil || a.Status != 200:
+	case err != nil || !a.ok():
 		outcome, reason = copyFailed, failure(a, err)
 	default:
 		outcome = copyWarmed
@@ -189,10 +206,25 @@ func (p *Prefiller) copied(ctx context.Context, c *copying, a Answer, err error)
 	default:
 		c.lease.Done(noOutcome)
 	}
-	if outcome == copyFailed {
+	switch {
+	case outcome != copyFailed:
+	case reason == "http_4xx" || reason == "void": // turns' warm-ups, in their clients' names and as chats, may pass
+		p.refuse(c.to.ID)
+	default:
 		p.Pause(c.to.ID, max(a.RetryAfter, failurePause))
 	}
 	return outcome, reason
+}
+
+// refuse keeps copies from a worker for a while: it takes no token ids, or nothing without
+// a client's credentials.
+func (p *Prefiller) refuse(worker string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.mu.refused) >= maxPauses {
+		clear(p.mu.refused) // each costs one refused request to learn again
+	}
+	p.mu.refused[worker] = time.Now().Add(copyRefusal)
 }
 
 // recallCopiesLocked cancels the copies on their way for which of is true, and returns
@@ -207,6 +239,19 @@ func (p *Prefiller) recallCopiesLocked(why string, of func(*copying) bool) (leas
 		}
 	}
 	return leases
+}
+
+// recallFor cancels the copies for a conversation that has gone on.
+func (p *Prefiller) recallFor(c *conversation) {
+	if p.sending.Load() == 0 {
+		return
+	}
+	p.mu.Lock()
+	leases := p.recallCopiesLocked(lateTurn, func(k *copying) bool { return k.of == c })
+	p.mu.Unlock()
+	for _, l := range leases {
+		l.Done(noOutcome)
+	}
 }
 
 func (p *Prefiller) forgetLocked(c *copying) {

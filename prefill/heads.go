@@ -16,6 +16,7 @@ const (
 	headShare  = 4                   // heads take at most this part of the bytes that may be held
 	headProof  = 3                   // first turns that make a head of a prefix they share
 	headMemory = 10 * time.Minute    // e-folding time of a head's count
+	headLife   = time.Hour           // from the last first turn that began with it to its end
 	headCold   = 0.25                // a head whose count is below is not hot any more
 	seenHashes = 1 << 16             // prefixes of first turns remembered, in each of two generations
 )
@@ -50,6 +51,11 @@ type head struct {
 	last   time.Time // when the last one ended
 }
 
+func (h *head) size() int64 {
+	x := prefix{h.key.model, h.ns, h.tokens}
+	return x.size()
+}
+
 func (h *heads) init(limit int64, hold func(int64) bool, free func(int64)) {
 	h.limit, h.hold, h.free = limit, hold, free
 	h.byKey = map[headKey]*head{}
@@ -80,12 +86,14 @@ func (h *heads) learn(model string, p *kv.Prompt, now time.Time) {
 	if n = min(n, len(chain)-1); n*headBlock < minHead || h.byKey[headKey{model, chain[n-1]}] != nil {
 		return
 	}
-	if !h.room(int64(4*n*headBlock), now) {
+	key := headKey{model, chain[n-1]}
+	v := &head{key: key, ns: p.Namespace, tokens: p.Tokens[:n*headBlock], turns: 2, count: 2, last: now}
+	if !h.room(v.size(), now) {
 		h.refused++
 		return
 	}
-	key := headKey{model, chain[n-1]}
-	h.byKey[key] = &head{key: key, ns: p.Namespace, tokens: slices.Clone(p.Tokens[:n*headBlock]), turns: 2, count: 2, last: now}
+	v.tokens = slices.Clone(v.tokens)
+	h.byKey[key] = v
 }
 
 // room makes room for a head of so many bytes, at the cost of heads that are no hotter
@@ -126,10 +134,19 @@ func (h *heads) remember(k headKey) {
 }
 
 func (h *heads) drop(v *head) {
-	size := int64(4 * len(v.tokens))
+	size := v.size()
 	delete(h.byKey, v.key)
 	h.bytes -= size
 	h.free(size)
+}
+
+// sweep lets go of heads that nobody has begun with for headLife.
+func (h *heads) sweep(now time.Time) {
+	for _, v := range h.byKey {
+		if now.Sub(v.last) >= headLife {
+			h.drop(v)
+		}
+	}
 }
 
 // clear lets go of everything.
@@ -189,6 +206,7 @@ func (p *Prefiller) tend(caches map[kv.WorkerRank]int) {
 	p.mu.Lock()
 	p.mu.budget.worked(now, busy)
 	p.mu.planted.sweep(now)
+	p.mu.heads.sweep(now)
 	hot := len(p.mu.heads.byKey) > 0
 	p.mu.Unlock()
 	p.tendCopies()

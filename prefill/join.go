@@ -22,7 +22,8 @@ const (
 
 // Join tells that a worker is about to take requests, maybe with an empty cache. Where
 // there are hot heads, the router leaves it out until they are warm there, at most for
-// joinLife and only while others can take the requests. It never waits.
+// joinLife and only while at least half of those that can take the requests are left. It
+// never waits.
 func (p *Prefiller) Join(worker string) {
 	if p == nil || !p.cfg.Join {
 		return
@@ -125,13 +126,14 @@ func (p *Prefiller) shorten(ctx context.Context, c *copying, room float64) bool 
 }
 
 // watchCaches calls Join for workers that have just lost their cache: it was cleared, or
-// the engine restarted faster than a health check could see. held is what it saw last.
+// the engine restarted faster than a health check could see. Where events are incomplete it
+// may be the index that has lost them. held is what it saw last.
 func (p *Prefiller) watchCaches(held map[kv.WorkerRank]int) {
 	seen := map[kv.WorkerRank]int{}
 	for _, s := range p.cfg.Router.Status() {
 		k, n := kv.WorkerRank{ID: s.Worker, Rank: s.Rank}, s.HeldBlocks.GPU
 		seen[k] = n
-		if was := held[k]; s.Healthy && !s.Draining && was >= clearedFrom && n < was/clearedTo {
+		if was := held[k]; s.Healthy && !s.Draining && s.Coverage == router.FeedComplete && was >= clearedFrom && n < was/clearedTo {
 			p.Join(s.Worker)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -266,6 +267,22 @@ func TestJoin_ACacheThatWasCleared(t *testing.T) {
 	})
 }
 
+// TestJoin_NotWhereOnlyTheIndexIsEmpty: a worker whose events are read anew keeps its
+// conversations.
+func TestJoin_NotWhereOnlyTheIndexIsEmpty(t *testing.T) {
+	withHead(t, 2, 16_000, func(g *rig, head []uint32) {
+		<-g.engine("w2").submit(head, []uint32{9}).done
+		time.Sleep(1500 * time.Millisecond)
+		g.router.SetFeed(kv.WorkerRank{ID: "w2"}, router.Feed{State: router.FeedPartial, BlockSize: 16})
+		g.index.Exact(16).Apply(g.engine("w2").number, kv.Event{Kind: kv.EventCleared})
+		for range 3000 {
+			if time.Sleep(time.Millisecond); g.warming("w2") {
+				t.Fatal("it is left out")
+			}
+		}
+	})
+}
+
 // TestJoin_NeverOnGenericEndpoints: nobody is billed for nothing.
 func TestJoin_NeverOnGenericEndpoints(t *testing.T) {
 	withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
@@ -289,5 +306,94 @@ func TestCopy_SaysWhoseItIs(t *testing.T) {
 	h := string(w.Header)
 	if w.Path != "/v1/completions" || w.Authorization != nil || !strings.Contains(h, "X-Warmroute-Prefill: 1\r\n") || !strings.Contains(h, "X-Data-Parallel-Rank: 3\r\n") {
 		t.Errorf("path %q, header %q", w.Path, h)
+	}
+}
+
+// TestCopy_ARefusalIsNotRepeated: a worker that takes no copies, for they carry token ids
+// and no client's credentials, is asked once, and its turns' warm-ups go on.
+func TestCopy_ARefusalIsNotRepeated(t *testing.T) {
+	for _, status := range []int{400, 401, 404} {
+		withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
+			var asked atomic.Int64
+			g.answer = func(context.Context) (Answer, error) { asked.Add(1); return Answer{Status: status}, nil }
+			id := g.joinWorker()
+			time.Sleep(time.Second)
+			if len(g.prefill.Debug().Pauses) != 0 {
+				t.Errorf("%d: warm-ups of turns are paused, too", status)
+			}
+			for range 10 { // it flaps
+				g.router.SetHealth(id, false, "ill")
+				g.prefill.Join(id)
+				g.router.SetHealth(id, true, "")
+				time.Sleep(time.Second)
+			}
+			if asked.Load() != 1 || g.warming(id) {
+				t.Errorf("%d: asked %d times, warming %v", status, asked.Load(), g.warming(id))
+			}
+			time.Sleep(copyRefusal)
+			g.prefill.Join(id)
+			if time.Sleep(time.Second); asked.Load() > 2 {
+				t.Errorf("%d: asked %d times", status, asked.Load())
+			}
+		})
+	}
+}
+
+// TestCopy_NotToAWorkerThatTakesChatsOnly: what a turn's warm-up has learned holds.
+func TestCopy_NotToAWorkerThatTakesChatsOnly(t *testing.T) {
+	withHead(t, 1, 16_000, func(g *rig, _ []uint32) {
+		g.prefill.chatOnly("w2")
+		g.joinWorker()
+		time.Sleep(time.Second)
+		if s := g.sums(); s["sent_total join"] != 0 || s["copies_total skipped refused join"] != 1 {
+			t.Errorf("counters %v", s)
+		}
+	})
+}
+
+// TestCopy_GivesWayToWhoCameAtTheLastMoment: a request that is routed between the last look
+// and the booking yields before there is anything to yield.
+func TestCopy_GivesWayToWhoCameAtTheLastMoment(t *testing.T) {
+	withHead(t, 1, 16_000, func(g *rig, head []uint32) {
+		g.answer = func(context.Context) (Answer, error) {
+			t.Error("it was sent all the same")
+			return Answer{}, errRefused
+		}
+		c := &copying{prefix: prefix{model: "m", tokens: head}, trigger: TriggerJoin, to: kv.WorkerRank{ID: "w1"}}
+		var client *router.Lease
+		outcome, reason, again := g.prefill.copy(g.ctx, c, func(*router.Outlook, int) (string, bool) {
+			var err error
+			if client, err = g.router.Route(g.ctx, &router.Request{Model: "m", Prompt: c.prompt(), Stream: true, PinRank: -1}); err != nil {
+				t.Fatal(err)
+			}
+			g.prefill.Yield(client.Worker())
+			return "", false
+		})
+		if outcome != copyCancelled || reason != cutYield || !again {
+			t.Errorf("the copy is %s %s, again %v", outcome, reason, again)
+		}
+		client.Done(noOutcome)
+	})
+}
+
+// TestCopy_SaltsCount against the bytes that may be held: clients choose their length.
+func TestCopy_SaltsCount(t *testing.T) {
+	now, salt := time.Now(), kv.Namespace{Salt: strings.Repeat("s", 1<<20)}
+	h, held := newHeads(1 << 20)
+	for i := range uint64(5) {
+		h.learn("m", asked(tokensOf(1, 640), i, salt), now)
+	}
+	if len(h.byKey) != 0 || *held != 0 {
+		t.Errorf("%d heads with a salt above the cap, %d bytes", len(h.byKey), *held)
+	}
+	h, held = newHeads(1 << 24)
+	for i := range uint64(5) {
+		h.learn("m", asked(tokensOf(1, 640), i, salt), now)
+	}
+	if len(h.byKey) != 1 || *held < 1<<20 {
+		t.Errorf("%d heads, %d bytes", len(h.byKey), *held)
+	}
+	if h.clear(); *held != 0 {
+		t.Errorf("%d bytes are still held", *held)
 	}
 }

@@ -36,6 +36,7 @@ const (
 	skipPressure   = "pressure"  // of a copy: what would go for it was used not long ago
 	skipReturn     = "return"    // of a copy: its user may not come back in time
 	skipTokens     = "no_tokens" // of a copy: the prompt's token ids are not known
+	skipRefused    = "refused"   // of a copy: the worker refused one not long ago
 )
 
 // lateTurn is the reason of outcomeLate, and of outcomeCancelled besides some of the above.

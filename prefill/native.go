@@ -151,27 +151,31 @@ func (p *Prefiller) deliver(ctx context.Context, j *job, w *plan, lease *router.
 	u.Header = warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank)
 	if w.form.native == nil {
 		p.verify.forms.WithLabelValues("chat").Inc()
-		return p.cfg.Sender.Prefill(ctx, u)
+		return p.dispatch(ctx, u)
 	}
 	tokens := *u
 	tokens.Path = w.form.native.path
 	tokens.Body = w.form.request(make([]byte, 0, 7*w.form.tokens+256), w.body, w.prompt.Tokens, rank)
-	a, err := p.cfg.Sender.Prefill(ctx, &tokens)
-	if err != nil || !refuses(a.Status) {
+	a, err := p.dispatch(ctx, &tokens)
+	if err != nil || !refuses(&a) {
 		p.verify.forms.WithLabelValues("tokens").Inc()
 		return a, err
 	}
 	p.verify.forms.WithLabelValues("refused").Inc()
 	u.Header = warmHeader(u.Header[:0], j.end.Header, newID(), rank)
-	if a, err = p.cfg.Sender.Prefill(ctx, u); err == nil && a.Status == 200 {
+	if a, err = p.dispatch(ctx, u); err == nil && a.ok() {
 		p.chatOnly(u.Worker.ID)
 	}
 	return a, err
 }
 
 // refuses tells whether an engine does not know the endpoint, or not in this form.
-func refuses(status int) bool {
-	switch status {
+// Gateways say so with a page for people, or with status 200 and an error.
+func refuses(a *Answer) bool {
+	if a.Void {
+		return true
+	}
+	switch a.Status {
 	case 400, 404, 405, 422:
 		return true
 	}

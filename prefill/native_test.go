@@ -60,12 +60,14 @@ func TestNative_ChatWhereIDsDoNotSayAll(t *testing.T) {
 func TestNative_RefusedIDsBecomeAChat(t *testing.T) {
 	for _, c := range []struct {
 		status int
+		void   bool
 		want   []string // paths of the warm-ups of two turns
 	}{
-		{404, []string{"/v1/completions", pathChat, pathChat}},
-		{405, []string{"/v1/completions", pathChat, pathChat}},
-		{400, []string{"/v1/completions", pathChat, pathChat}},
-		{500, []string{"/v1/completions", "/v1/completions"}},
+		{200, true, []string{"/v1/completions", pathChat, pathChat}},
+		{404, false, []string{"/v1/completions", pathChat, pathChat}},
+		{405, false, []string{"/v1/completions", pathChat, pathChat}},
+		{400, false, []string{"/v1/completions", pathChat, pathChat}},
+		{500, false, []string{"/v1/completions", "/v1/completions"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := newRig(t, rigConfig{Thinking: true, Prefill: Config{Default: ModeOn}})
@@ -77,7 +79,7 @@ func TestNative_RefusedIDsBecomeAChat(t *testing.T) {
 				if last := g.sent[len(g.sent)-1]; last.Path == pathChat {
 					return Answer{Status: 200}, nil
 				}
-				return Answer{Status: c.status}, nil
+				return Answer{Status: c.status, Void: c.void}, nil
 			}
 			g.mu.Unlock()
 			for _, name := range []string{"a", "b"} {

@@ -37,18 +37,19 @@ type met struct {
 // goes and what it leaves there.
 func (p *Prefiller) shareLocked(j *job, v *verdict) {
 	c := j.c
-	if p.cfg.Peers.Changed == nil || v.blocks == 0 {
-		return
+	if p.cfg.Peers.Changed == nil || v.blocks == 0 || c.place == nil {
+		return // nobody is to know, or can; or its next turn is here
 	}
+	tail := v.tail ^ kv.TenantHash(c.scope.model, c.scope.key)
 	if c.shared.ID == 0 {
 		p.mu.peering.next++
 		c.shared.ID = p.mu.peering.next
 		told := append(p.mu.peering.told, c)
 		p.mu.peering.told = told[max(len(told)-kv.MaxWarmUps, 0):]
-	} else if c.shared.Rank == v.worker && c.shared.Tail == v.tail {
+	} else if c.shared.Rank == v.worker && c.shared.Tail == tail {
 		return
 	}
-	c.shared.Rank, c.shared.BlockSize, c.shared.Blocks, c.shared.Tail = v.worker, v.blockSize, v.blocks, v.tail
+	c.shared.Rank, c.shared.BlockSize, c.shared.Blocks, c.shared.Tail = v.worker, v.blockSize, v.blocks, tail
 	p.cfg.Peers.Changed()
 }
 
@@ -93,18 +94,22 @@ func (p *Prefiller) Elsewhere(peer string, all []kv.WarmUp) {
 }
 
 // meet tells another proxy that the turn has come here, if the prompt starts with what that
-// one warms. It costs one load where there is nothing.
+// one warms for the same tenant. It costs one load where there is nothing, and hashes
+// nothing on a peer's word: blocks of a size that routing had no need of meet nobody.
 func (t *Turn) meet(prompt *kv.Prompt) {
 	if t.prev != nil || t.met.id != 0 || prompt == nil || t.p.abroad.Load() == 0 {
 		return
 	}
-	p := t.p
+	p, who := t.p, kv.TenantHash(t.id.model, t.id.key)
+	size, chain := 0, []kv.SequenceHash(nil)
 	p.mu.Lock()
 	for peer, all := range p.mu.peering.abroad {
 		for i := range all {
 			w := &all[i]
-			chain := prompt.Chain(w.BlockSize)
-			if len(chain) < w.Blocks || chain[w.Blocks-1] != w.Tail {
+			if w.BlockSize != size {
+				size, chain = w.BlockSize, prompt.Hashed(w.BlockSize)
+			}
+			if len(chain) < w.Blocks || chain[w.Blocks-1]^who != w.Tail {
 				continue
 			}
 			t.met, t.state = met{peer, w.ID}, abroadState(w)
@@ -176,6 +181,7 @@ func (p *Prefiller) Met(m kv.Meeting) {
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
+	p.recallFor(c)
 	if over { // where there was no room to wait for the end, it settles as not known
 		p.settle(c, &End{OK: m.Ended && m.OK, Worker: m.Rank, TTFT: m.TTFT, Usage: openai.Usage{CachedTokens: m.Cached}})
 	}

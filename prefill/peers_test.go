@@ -150,7 +150,8 @@ func TestPeers_OnlyWhatItStartsWith(t *testing.T) {
 		t.Errorf("%d are known of a peer that is gone, state %q", p.abroad.Load(), turn.State())
 	}
 	for i := range kv.MaxWarmUps + 9 {
-		c := &conversation{}
+		c := &conversation{key: uint64(i), scope: scope{trigger: TriggerTurn}}
+		p.mu.table.add(c)
 		p.shareLocked(&job{c: c}, &verdict{blocks: i + 1, blockSize: 16, tail: 1})
 	}
 	all := p.Outstanding(nil)
@@ -159,4 +160,48 @@ func TestPeers_OnlyWhatItStartsWith(t *testing.T) {
 	}
 	p.Met(kv.Meeting{ID: 99999, Ended: true})
 	turn.Finish(End{})
+}
+
+// TestPeers_OnlyItsOwnTenantAndModel: the next turn of a warm-up is one of the same tenant
+// and model: to another, its prompt says nothing of what was warmed, and cancels nothing.
+func TestPeers_OnlyItsOwnTenantAndModel(t *testing.T) {
+	met := 0
+	p := still(t, Config{Peers: Peers{Changed: func() {}, Meet: func(kv.Meeting) { met++ }}})
+	prompt := &kv.Prompt{Tokens: make([]uint32, 64), TokenCount: 64}
+	c := &conversation{scope: scope{"tenant", "m", TriggerTurn}}
+	p.mu.table.add(c)
+	p.shareLocked(&job{c: c}, &verdict{blocks: 3, blockSize: 16, tail: prompt.Chain(16)[2]})
+	p.Elsewhere("a", p.Outstanding(nil))
+	for _, id := range []identity{{model: "m"}, {model: "m", key: "other"}, {model: "n", key: "tenant"}} {
+		turn := &Turn{p: p, id: id}
+		if turn.meet(prompt); met != 0 || turn.State() != "" {
+			t.Errorf("%v met the warm-up of tenant's m: %q", id, turn.State())
+		}
+	}
+	(&Turn{p: p, id: identity{model: "m", key: "tenant"}}).meet(prompt)
+	if met != 1 {
+		t.Errorf("%d meetings, want 1", met)
+	}
+}
+
+// TestPeers_HashesNothingOnAPeersWord: block sizes that only a peer knows of cost nothing,
+// and a conversation that has gone on is not told of.
+func TestPeers_HashesNothingOnAPeersWord(t *testing.T) {
+	p := still(t, Config{Peers: Peers{Changed: func() {}, Meet: func(kv.Meeting) { t.Error("met") }}})
+	prompt := &kv.Prompt{Tokens: make([]uint32, 4096), TokenCount: 4096}
+	prompt.Chain(16)
+	before := prompt.Chains.Bytes()
+	var all []kv.WarmUp
+	for i := range kv.MaxWarmUps {
+		all = append(all, kv.WarmUp{ID: uint64(i + 1), BlockSize: i + 1, Blocks: 1, Tail: 1})
+	}
+	p.Elsewhere("hostile", all)
+	(&Turn{p: p}).meet(prompt)
+	if n := prompt.Chains.Bytes(); n != before {
+		t.Errorf("%d bytes of hashes, %d before", n, before)
+	}
+	p.shareLocked(&job{c: &conversation{}}, &verdict{blocks: 1, blockSize: 16, tail: 1})
+	if n := len(p.Outstanding(nil)); n != 0 {
+		t.Errorf("%d conversations are told of that have gone on", n)
+	}
 }

@@ -5,12 +5,10 @@ import (
 	"hash/maphash"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/kv"
 )
@@ -37,6 +35,7 @@ type Prefiller struct {
 		fresh       []*job // of them, those that Run has not started
 		pauses      map[string]time.Time
 		chats       map[string]time.Time // workers that take no token ids, and until when
+		refused     map[string]time.Time // workers that take no copies, and until when
 		habits      habits
 		learn       learning
 		rand        *rand.Rand
@@ -104,7 +103,7 @@ func New(cfg Config) *Prefiller {
 	p.mu.table.gone = p.unkeepLocked
 	p.mu.rewarming.init()
 	p.mu.pauses = map[string]time.Time{}
-	p.mu.chats, p.mu.habits = map[string]time.Time{}, habits{}
+	p.mu.chats, p.mu.refused, p.mu.habits = map[string]time.Time{}, map[string]time.Time{}, habits{}
 	p.mu.tokens = map[string]int{}
 	p.mu.peering.away, p.mu.peering.abroad = map[uint64]*conversation{}, map[string][]kv.WarmUp{}
 	p.mu.stay = math.Inf(1)
@@ -376,6 +375,7 @@ func (p *Prefiller) returned(hashes []uint64) *conversation {
 	if j != nil {
 		p.stop(j, outcomeLate, lateTurn)
 	}
+	p.recallFor(c)
 	return c
 }
 
@@ -423,89 +423,4 @@ func (p *Prefiller) sweep(now time.Time) {
 			delete(p.mu.pauses, worker)
 		}
 	}
-}
-
-// settle counts what the next turn tells of the warm-up before it.
-func (p *Prefiller) settle(c *conversation, e *End) {
-	block := max(c.warm.blockSize, 1)
-	used := 0
-	if e.OK && e.Usage.CachedTokens >= 0 {
-		used = max(min(e.Usage.CachedTokens-c.warm.live, c.warm.gain), 0)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if e.OK && e.TTFT > 0 && c.group != groupNone {
-		p.mu.learn.measured(c, e.TTFT)
-		switch {
-		case c.group == groupWarmed && !c.probe:
-			p.metrics.ttft.WithLabelValues("warmed").Observe(e.TTFT.Seconds())
-		case c.group == groupHoldout:
-			p.metrics.ttft.WithLabelValues("holdout").Observe(e.TTFT.Seconds())
-		}
-	}
-	if c.warm.gain == 0 {
-		return
-	}
-	known := e.OK && e.Usage.CachedTokens >= 0
-	switch {
-	case !known:
-		p.closeTokensLocked(&c.warm, 0, tokenUnknown)
-	case c.warm.cancelled:
-		p.closeTokensLocked(&c.warm, used, tokenCancelled)
-		return
-	case used >= min(block, c.warm.gain):
-		p.metrics.seen(c.scope.trigger, eventResident)
-		p.closeTokensLocked(&c.warm, used, tokenWasted)
-	default:
-		p.closeTokensLocked(&c.warm, 0, tokenWasted)
-	}
-	switch {
-	case !c.open: // failed, or settled before
-	case !e.OK:
-		p.closeLocked(c, outcomeUnmeasured, blindFailed)
-	case e.Usage.CachedTokens < 0:
-		p.closeLocked(c, outcomeUnmeasured, blindUsage)
-	case used >= min(block, c.warm.gain):
-		p.closeLocked(c, outcomeUsed, "")
-	case e.Worker != c.warm.worker:
-		p.closeLocked(c, outcomeWasted, wasteMoved)
-	case c.warm.partial:
-		p.closeLocked(c, outcomeWasted, wasteCut)
-	case c.warm.blocks > 0 && e.Prompt != nil && !starts(e.Prompt, &c.warm):
-		p.closeLocked(c, outcomeWasted, wasteMismatch)
-	default:
-		p.closeLocked(c, outcomeWasted, wasteEvicted)
-	}
-}
-
-// starts tells whether a prompt starts with what was warmed.
-func starts(prompt *kv.Prompt, w *warmth) bool {
-	chain := prompt.Chain(w.blockSize)
-	return len(chain) >= w.blocks && chain[w.blocks-1] == w.tail
-}
-
-// failure names what went wrong with a warm-up that was sent.
-func failure(a Answer, err error) string {
-	switch {
-	case err != nil && strings.Contains(err.Error(), context.DeadlineExceeded.Error()):
-		return "timeout"
-	case err != nil:
-		return "connection"
-	case a.Status == 429 || a.Status == 503:
-		return "busy"
-	case a.Status >= 500:
-		return "http_5xx"
-	case a.Status >= 400:
-		return "http_4xx"
-	}
-	return "http_other"
-}
-
-// answered is the outcome that the router gets of an answer.
-func answered(a Answer) router.Outcome {
-	u := a.Usage
-	if u == (openai.Usage{}) {
-		u = openai.NoUsage
-	}
-	return router.Outcome{OK: a.Status == 200, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens}
 }

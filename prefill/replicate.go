@@ -31,7 +31,8 @@ func (t *Turn) replicate(l *router.Lease, prompt *kv.Prompt) {
 		skip(skipTokens)
 		return
 	}
-	size := int64(4 * offer.Tokens)
+	x := prefix{t.id.model, t.id.ns, prompt.Tokens[:offer.Tokens]}
+	size := x.size()
 	p.mu.Lock()
 	full := p.mu.replicating[offer.Worker] || len(p.mu.replicating) >= maxReplicates
 	if !full {
@@ -52,10 +53,8 @@ func (t *Turn) replicate(l *router.Lease, prompt *kv.Prompt) {
 		skip(skipBytes)
 		return
 	}
-	c := &copying{
-		prefix:  prefix{t.id.model, t.id.ns, slices.Clone(prompt.Tokens[:offer.Tokens])},
-		trigger: TriggerReplicate, to: offer.Worker,
-	}
+	x.tokens = slices.Clone(x.tokens)
+	c := &copying{prefix: x, trigger: TriggerReplicate, to: offer.Worker}
 	if !p.start(func(ctx context.Context) {
 		defer end()
 		p.replicate(ctx, c, offer)

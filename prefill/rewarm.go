@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/internal/openai"
@@ -57,7 +58,11 @@ func (p *Prefiller) keepLocked(c *conversation, t *Turn, e *End) {
 	if n < minHead {
 		return
 	}
-	w, size := &p.mu.rewarming, int64(4*n)
+	x := prefix{t.id.model, t.id.ns, e.Prompt.Tokens[:n]}
+	w, size := &p.mu.rewarming, x.size()
+	if size > p.cfg.HeldBytes/keptShare {
+		return
+	}
 	for w.order.Len() >= maxKept || w.bytes+size > p.cfg.HeldBytes/keptShare {
 		oldest := w.order.Front()
 		if oldest == nil {
@@ -69,7 +74,8 @@ func (p *Prefiller) keepLocked(c *conversation, t *Turn, e *End) {
 		return
 	}
 	w.bytes += size
-	k := &kept{prefix: prefix{t.id.model, t.id.ns, append([]uint32(nil), e.Prompt.Tokens[:n]...)}, c: c, next: c.ended.Add(lookEvery)}
+	x.tokens = slices.Clone(x.tokens)
+	k := &kept{prefix: x, c: c, next: c.ended.Add(lookEvery)}
 	w.byKey[c.key] = w.order.PushBack(k)
 }
 
@@ -80,7 +86,7 @@ func (p *Prefiller) unkeepLocked(c *conversation) {
 	if e == nil || e.Value.(*kept).c != c {
 		return
 	}
-	size := int64(4 * len(e.Value.(*kept).tokens))
+	size := e.Value.(*kept).size()
 	delete(w.byKey, c.key)
 	w.order.Remove(e)
 	w.bytes -= size
@@ -145,7 +151,7 @@ func (p *Prefiller) consider(k *kept, now time.Time) {
 	p.mu.Lock()
 	k.tried = true
 	p.mu.Unlock()
-	c := &copying{prefix: k.prefix, trigger: TriggerRewarm, to: o.Worker}
+	c := &copying{prefix: k.prefix, trigger: TriggerRewarm, to: o.Worker, of: k.c}
 	p.start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, rewarmLife)
 		defer cancel()
@@ -158,13 +164,14 @@ func (p *Prefiller) consider(k *kept, now time.Time) {
 func (p *Prefiller) worthwhile(k *kept, now time.Time, o *router.Outlook, gain int) (reason string, again bool) {
 	seconds, stay := float64(gain)/o.Rate, idleTaus*o.AgeScale
 	p.mu.Lock()
+	gone := k.c.place == nil
 	back := p.mu.learn.forecast(k.c.scope, now.Sub(k.c.ended).Seconds(), seconds, stay).Resident
 	shut := p.mu.rewarming.closed() && p.mu.rand.Float64() >= 1.0/probeEvery
 	p.mu.Unlock()
 	switch {
 	case o.YoungestEvicted > math.Exp(-idleTaus):
 		return skipPressure, false
-	case back < likely:
+	case gone || back < likely:
 		return skipReturn, false
 	case back*seconds <= o.Evict+(1-back)*0.25*float64(o.Inflight)*seconds:
 		return skipCost, false

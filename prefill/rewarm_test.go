@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/warmroute/warmroute/internal/testcluster"
+	"github.com/warmroute/warmroute/router"
 )
 
 // people returns conversations of users who think for minutes: lognormal with a median of
@@ -169,6 +171,44 @@ func TestRewarm_IsFoundByTheNextTurn(t *testing.T) {
 		}
 		if held < 4*1900 {
 			t.Errorf("%d bytes were counted for what was kept", held)
+		}
+		g.close()
+	})
+}
+
+// TestRewarm_EndsWithThePause: the next turn cancels what is under way for it, wherever it
+// goes, and none is sent after it has come.
+func TestRewarm_EndsWithThePause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn, Rewarm: true}})
+		g.quiet = true
+		g.answer = func(ctx context.Context) (Answer, error) { <-ctx.Done(); return Answer{}, ctx.Err() }
+		g.prefill.mu.Lock()
+		g.prefill.mu.budget.work = 1000
+		comeBack(&g.prefill.mu.learn)
+		g.prefill.mu.Unlock()
+		talk := &chat{rig: g, name: "a"}
+		talk.turn(say{User: someText("u", 2000), Reply: "yes"})
+		g.engine("w1").clear()
+		<-g.engine("w1").submit([]uint32{1, 2, 3}, []uint32{9}).done
+		under := func() int {
+			g.prefill.mu.Lock()
+			defer g.prefill.mu.Unlock()
+			return len(g.prefill.mu.copies)
+		}
+		for under() == 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		g.prefill.mu.Lock()
+		k := g.prefill.mu.rewarming.order.Front().Value.(*kept)
+		g.prefill.mu.Unlock()
+		c := g.prefill.returned([]uint64{k.c.key, 0, 0})
+		if c != k.c || under() != 0 {
+			t.Fatalf("%d copies are under way for a conversation that has gone on", under())
+		}
+		o := router.Outlook{Rate: 1000, Over: time.Minute}
+		if reason, _ := g.prefill.worthwhile(k, time.Now(), &o, 1000); reason != skipReturn {
+			t.Errorf("after its next turn has come the gate says %q", reason)
 		}
 		g.close()
 	})

@@ -66,6 +66,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 	if lease == nil {
 		return false // held out, or cancelled at the last moment
 	}
+	p.yieldLate(lease.Worker(), j.turn.id.model)
 	a, err := p.deliver(sending, j, w, lease)
 	p.metrics.inflight.Dec()
 	p.mu.Lock()
@@ -391,7 +392,7 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 	}
 	p.endLocked(j)
 	p.metrics.seconds.Observe(now.Sub(j.sent).Seconds())
-	if err == nil && a.Status == 200 {
+	if err == nil && a.ok() {
 		j.c.state = stateWarmed
 		p.recordLocked(j, stateWarmed, "")
 		p.mu.Unlock()
@@ -409,7 +410,7 @@ func (p *Prefiller) finished(j *job, worker string, a Answer, err, ended error) 
 	switch {
 	case a.RetryAfter > 0:
 		p.Pause(worker, a.RetryAfter)
-	case reason != "http_4xx":
+	case reason != "http_4xx" && reason != "void":
 		p.Pause(worker, failurePause)
 	}
 }

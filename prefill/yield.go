@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"context"
 	"time"
 
 	"github.com/warmroute/warmroute/router"
@@ -30,6 +31,23 @@ func (p *Prefiller) Yield(to kv.WorkerRank) {
 	for _, l := range leases {
 		l.Done(noOutcome)
 	}
+}
+
+// yieldLate makes a warm-up that was just booked give way to a request that came between the
+// last look at its rank and the booking: Yield could not find it then.
+func (p *Prefiller) yieldLate(to kv.WorkerRank, model string) {
+	o, err := p.cfg.Router.Outlook(&router.Request{Model: model, PinWorker: to.ID, PinRank: to.Rank, Speculative: true})
+	if err == nil && o.Waiting > 0 {
+		p.Yield(to)
+	}
+}
+
+// dispatch sends a warm-up, unless it was cancelled before.
+func (p *Prefiller) dispatch(ctx context.Context, w *Warmup) (Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return Answer{}, err
+	}
+	return p.cfg.Sender.Prefill(ctx, w)
 }
 
 // evacuate cancels the warm-ups on workers that take no more requests: the next turn goes

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -43,13 +44,26 @@ func (s Sender) Prefill(ctx context.Context, w *prefill.Warmup) (prefill.Answer,
 	if err != nil {
 		return a, err
 	}
-	var seen openai.Stream
-	if a.Status == fasthttp.StatusOK && openai.ParseResponse(body, 1, &seen) == nil {
-		if a.Usage = seen.UsageOrNone(); !a.Usage.Known() {
-			a.Usage = nativeUsage(body)
-		}
+	if a.Status == fasthttp.StatusOK {
+		a.Usage, a.Void = warmUsage(body)
 	}
 	return a, nil
+}
+
+// warmUsage reads the answer to a warm-up. void says that it is none: no JSON object, cut at
+// warmAnswerBytes, or an error. A stream, which nobody asked for, is an answer.
+func warmUsage(body []byte) (u openai.Usage, void bool) {
+	if bytes.HasPrefix(body, []byte("data:")) {
+		return openai.NoUsage, false
+	}
+	var seen openai.Stream
+	if openai.ParseResponse(body, 1, &seen) != nil || seen.Failed {
+		return openai.NoUsage, true
+	}
+	if u = seen.UsageOrNone(); !u.Known() {
+		u = nativeUsage(body)
+	}
+	return u, false
 }
 
 // nativeUsage reads what SGLang's /generate and llama.cpp's /completion say of their work.

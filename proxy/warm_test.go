@@ -21,3 +21,22 @@ func TestNativeUsage(t *testing.T) {
 	f(`{"what":"else"}`, -1, -1, -1)
 	f(`[]`, -1, -1, -1)
 }
+
+// TestWarmUsage_Void: what is no answer of an engine counts as none, whatever its status.
+func TestWarmUsage_Void(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"choices":[{"index":0,"message":{"content":"a"}}],"usage":{"prompt_tokens":5,"completion_tokens":1}}`: false,
+		`{"text":"","meta_info":{"prompt_tokens":96}}`:                                                          false,
+		`{"content":"","tokens_evaluated":96}`:                                                                  false,
+		"data: {\"choices\":[]}\n\n":                                                                            false,
+		`{"error":{"message":"no such path"}}`:                                                                  true,
+		`{"error":"no such path"}`:                                                                              true,
+		`<html>404</html>`:                                                                                      true,
+		`{"choices":[{"index":0,"message":{"content":"aaaaaaaa`:                                                 true,
+		``: true,
+	} {
+		if u, void := warmUsage([]byte(body)); void != want || void && u != openai.NoUsage {
+			t.Errorf("%s: void %v, usage %+v", body, void, u)
+		}
+	}
+}

@@ -114,17 +114,26 @@ func (r *Router) skipLocked(k *rank, q *query) (reason string, full bool) {
 	return "", false
 }
 
-// spareLocked tells whether workers whose cache is being filled can be left out.
+// spareLocked tells whether workers whose cache is being filled can be left out: not where
+// that would leave less than half of those that can take the request, for these would have
+// to carry the load of all.
 func (r *Router) spareLocked(q *query) bool {
 	warming := func(k *rank) bool { return k.worker.warming }
 	if q.req.Speculative || !slices.ContainsFunc(q.to.ranks, warming) {
 		return false
 	}
 	q.spare = false
-	return slices.ContainsFunc(q.to.ranks, func(k *rank) bool {
-		skip, _ := r.skipLocked(k, q)
-		return skip == "" && !warming(k)
-	})
+	serve, fill := 0, 0
+	for _, k := range q.to.ranks {
+		switch skip, _ := r.skipLocked(k, q); {
+		case skip != "":
+		case warming(k):
+			fill++
+		default:
+			serve++
+		}
+	}
+	return serve > 0 && serve >= fill
 }
 
 // scoreLocked computes overlap, load and cost of one candidate.

@@ -40,6 +40,32 @@ func TestRoute_LeavesOutAWorkerThatWarms(t *testing.T) {
 	}
 }
 
+// TestWarming_LeavesHalfOfTheWorkers: where caches of most workers are being filled at once,
+// the others would have to carry the load of all, so nobody is left out.
+func TestWarming_LeavesHalfOfTheWorkers(t *testing.T) {
+	w := newWorld(t, Config{})
+	w.fleet(4, WorkerSpec{BlockSize: 64, CapacityTokens: 1_000_000, MaxNumSeqs: 8})
+	spread := func(round int) int {
+		at := map[string]bool{}
+		var leases []*Lease
+		for i := range 16 {
+			l := w.route(&Request{Prompt: prompt("own"+string(rune('a'+16*round+i))+"/20", 64, false), PinRank: -1})
+			at[l.Worker().ID] = true
+			leases = append(leases, l)
+		}
+		for _, l := range leases {
+			l.Done(Outcome{OK: true})
+		}
+		return len(at)
+	}
+	for i, want := range []int{3, 2, 4, 4} {
+		w.router.SetWarming([]string{"w1", "w2", "w3", "w4"}[i], true)
+		if n := spread(i); n != want {
+			t.Errorf("with %d of 4 warming, requests went to %d, want %d", i+1, n, want)
+		}
+	}
+}
+
 // TestCopy_IsOfferedWhenItsRentIsPaid: requests that follow a head to a busy worker pay
 // until a copy on an idle one is worth it; it is paid for once.
 func TestCopy_IsOfferedWhenItsRentIsPaid(t *testing.T) {

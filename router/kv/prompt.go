@@ -154,6 +154,22 @@ func (p *Prompt) Chain(blockSize int) []SequenceHash {
 	return p.Chains.of(p.Tokens, blockSize, p.Namespace.Seed())
 }
 
+// Hashed returns what Chain does where that is known by now, else nil: it never hashes.
+func (p *Prompt) Hashed(blockSize int) []SequenceHash {
+	if blockSize <= 0 || p.Chains == nil {
+		return nil
+	}
+	p.Chains.mu.Lock()
+	defer p.Chains.mu.Unlock()
+	for i := range p.Chains.list {
+		k, whole := &p.Chains.list[i], len(p.Tokens)/blockSize
+		if k.blockSize == blockSize && len(k.hashes) >= whole {
+			return k.hashes[:whole:whole]
+		}
+	}
+	return nil
+}
+
 // TextTokens returns the tokens that the first blocks text blocks stand for, at most
 // TokenCount.
 func (p *Prompt) TextTokens(blocks int) int {

@@ -1,6 +1,10 @@
 package kv
 
-import "time"
+import (
+	"time"
+
+	"github.com/zeebo/xxh3"
+)
 
 // MaxWarmUps is how many warm-ups one proxy tells others of: the newest.
 const MaxWarmUps = 512
@@ -12,10 +16,16 @@ type WarmUp struct {
 	Rank      WorkerRank
 	BlockSize int          // tokens
 	Blocks    int          // whole blocks of the prefix, at least 1
-	Tail      SequenceHash // of the last of them, never 0
+	Tail      SequenceHash // of the last of them, with TenantHash; never 0
 	Sent      bool
 	Done      bool          // it was answered, or will not be sent
 	Age       time.Duration // since the end of its turn, whole milliseconds
+}
+
+// TenantHash is what a WarmUp's tail is XORed with, so that the same prompt of another
+// tenant, or of another model, does not meet it.
+func TenantHash(model, key string) SequenceHash {
+	return SequenceHash(xxh3.HashString(key) + xxh3.HashStringSeed(model, 1))
 }
 
 // Meeting tells the owner of a warm-up that its next turn came to another proxy, and, once
