@@ -210,12 +210,9 @@ func (p *Prefiller) recallCopiesLocked(why string, of func(*copying) bool) (leas
 }
 
 func (p *Prefiller) forgetLocked(c *copying) {
-	for i, k := range p.mu.copies {
-		if k == c {
-			p.mu.copies = append(p.mu.copies[:i], p.mu.copies[i+1:]...)
-			p.sending.Add(-1)
-			return
-		}
+	var was bool
+	if p.mu.copies, was = without(p.mu.copies, c); was {
+		p.sending.Add(-1)
 	}
 }
 
@@ -248,9 +245,6 @@ func (p *Prefiller) start(task func(context.Context)) bool {
 	}
 	p.mu.tasks = append(p.mu.tasks, task)
 	p.mu.Unlock()
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	nudge(p.wake)
 	return true
 }

@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -267,10 +268,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	if dropped != nil {
 		p.stop(dropped, outcomeSkipped, skipQueue)
 	}
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	nudge(p.wake)
 }
 
 // replaced ends a conversation that gave way to another.
@@ -340,18 +338,17 @@ var noOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens:
 func (p *Prefiller) endLocked(j *job) {
 	j.over = true
 	j.c.job = nil
-	for i, k := range p.mu.jobs {
-		if k == j {
-			p.mu.jobs = append(p.mu.jobs[:i], p.mu.jobs[i+1:]...)
-			break
-		}
+	p.mu.jobs, _ = without(p.mu.jobs, j)
+	p.mu.fresh, _ = without(p.mu.fresh, j)
+}
+
+// without takes v out of a list and tells whether it was there.
+func without[T comparable](list []T, v T) ([]T, bool) {
+	i := slices.Index(list, v)
+	if i < 0 {
+		return list, false
 	}
-	for i, k := range p.mu.fresh {
-		if k == j {
-			p.mu.fresh = append(p.mu.fresh[:i], p.mu.fresh[i+1:]...)
-			break
-		}
-	}
+	return slices.Delete(list, i, i+1), true
 }
 
 // returned closes the conversation that a request continues and cancels its warm-up. A
