@@ -45,13 +45,12 @@ func (x *prefix) warmup(to kv.WorkerRank, sendRank bool) *Warmup {
 	return &Warmup{Worker: to, Path: f.native.path, Body: body, Header: warmHeader(nil, copyHeader, newID(), rank)}
 }
 
-// copying is one prefix on its way to one rank. Its fields below sent are guarded by
+// copying is one prefix on its way to one rank. Its fields from sent on are guarded by
 // Prefiller.mu.
 type copying struct {
 	prefix
 	trigger Trigger
 	to      kv.WorkerRank
-	tell    func() // called once it is booked; may be nil
 
 	sent      time.Time
 	gain      int // tokens
@@ -75,12 +74,11 @@ const (
 	cutDeadline = "deadline" // the trigger's time was over
 )
 
-// gate says what stands against a copy; a reason ends the attempt, and again whether it
-// may pass soon.
-type gate func(o *router.Outlook, gain int) (reason string, again bool)
+// gate says what stands against a copy that takes so many seconds; a reason ends the attempt.
+type gate func(o *router.Outlook, seconds float64) (reason string)
 
-// copy sends a prefix to its rank if every gate is open and waits for the answer. It
-// never waits for a gate: whoever calls may come again.
+// copy sends a prefix to its rank if every gate is open, g (which may be nil) included, and
+// waits for the answer. It never waits for a gate: whoever calls may come again.
 func (p *Prefiller) copy(ctx context.Context, c *copying, g gate) (outcome, reason string, again bool) {
 	ctx, cut := context.WithCancel(ctx)
 	defer cut()
@@ -108,8 +106,10 @@ func (p *Prefiller) book(ctx context.Context, c *copying, g gate, cut context.Ca
 	if reason, again := p.passes(&o, gain, c.trigger); reason != "" {
 		return reason, again
 	}
-	if reason, again := g(&o, gain); reason != "" {
-		return reason, again
+	if g != nil {
+		if reason := g(&o, float64(gain)/o.Rate); reason != "" {
+			return reason, false
+		}
 	}
 	lease, err := p.cfg.Router.Route(ctx, &ask)
 	if err != nil {
@@ -148,7 +148,7 @@ func (p *Prefiller) passes(o *router.Outlook, gain int, t Trigger) (reason strin
 	switch {
 	case paused:
 		return skipRetryAfter, true
-	case o.Waiting > 0 || o.Warming >= maxPerWorker || o.Full:
+	case taken(o):
 		return skipLoad, true
 	case seconds > room:
 		return skipBudget, false

@@ -31,7 +31,6 @@ type heads struct {
 	limit     int64            // of bytes
 	hold      func(int64) bool // counts bytes that are held, if there is room for them
 	free      func(int64)
-	refused   uint64 // for want of room
 }
 
 // headKey names a prefix of one model's prompts. The hash stands for adapter and salt, too.
@@ -81,7 +80,6 @@ func (h *heads) learn(model string, p *kv.Prompt, now time.Time) {
 		return
 	}
 	if !h.room(int64(4*n*headBlock), now) {
-		h.refused++
 		return
 	}
 	key := headKey{model, chain[n-1]}

@@ -150,7 +150,7 @@ func (p *Prefiller) deliver(ctx context.Context, j *job, w *plan, lease *router.
 	u := &Warmup{Worker: lease.Worker(), Path: pathChat, Body: w.body, Authorization: j.end.Authorization}
 	u.Header = warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank)
 	if w.form.native == nil {
-		p.verify.forms.WithLabelValues("chat").Inc()
+		p.metrics.forms.WithLabelValues("chat").Inc()
 		return p.cfg.Sender.Prefill(ctx, u)
 	}
 	tokens := *u
@@ -158,10 +158,10 @@ func (p *Prefiller) deliver(ctx context.Context, j *job, w *plan, lease *router.
 	tokens.Body = w.form.request(make([]byte, 0, 7*w.form.tokens+256), w.body, w.prompt.Tokens, rank)
 	a, err := p.cfg.Sender.Prefill(ctx, &tokens)
 	if err != nil || !refuses(a.Status) {
-		p.verify.forms.WithLabelValues("tokens").Inc()
+		p.metrics.forms.WithLabelValues("tokens").Inc()
 		return a, err
 	}
-	p.verify.forms.WithLabelValues("refused").Inc()
+	p.metrics.forms.WithLabelValues("refused").Inc()
 	u.Header = warmHeader(u.Header[:0], j.end.Header, newID(), rank)
 	if a, err = p.cfg.Sender.Prefill(ctx, u); err == nil && a.Status == 200 {
 		p.chatOnly(u.Worker.ID)

@@ -6,12 +6,10 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/router"
 	"github.com/warmroute/warmroute/router/kv"
 )
@@ -27,7 +25,6 @@ type Prefiller struct {
 	abroad  atomic.Int64 // warm-ups of other proxies
 	wake    chan struct{}
 	metrics *metrics
-	verify  *verifyMetrics
 
 	admit sync.Mutex // held from the last look at a worker to the booking there; before mu
 
@@ -113,7 +110,6 @@ func New(cfg Config) *Prefiller {
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
 	p.metrics = newMetrics(p, cfg.Registerer)
-	p.verify = newVerifyMetrics(cfg.Registerer)
 	p.mu.heads.init(cfg.HeldBytes/headShare, p.hold, func(n int64) { p.held.Add(-n) })
 	p.mu.joining = map[string]time.Time{}
 	p.mu.replicating = map[kv.WorkerRank]bool{}
@@ -331,9 +327,6 @@ func (p *Prefiller) stop(j *job, outcome, reason string) bool {
 	return true
 }
 
-// noOutcome is that of a warm-up without an answer.
-var noOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
-
 // endLocked takes a job out of the queue.
 func (p *Prefiller) endLocked(j *job) {
 	j.over = true
@@ -479,30 +472,4 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 func starts(prompt *kv.Prompt, w *warmth) bool {
 	chain := prompt.Chain(w.blockSize)
 	return len(chain) >= w.blocks && chain[w.blocks-1] == w.tail
-}
-
-// failure names what went wrong with a warm-up that was sent.
-func failure(a Answer, err error) string {
-	switch {
-	case err != nil && strings.Contains(err.Error(), context.DeadlineExceeded.Error()):
-		return "timeout"
-	case err != nil:
-		return "connection"
-	case a.Status == 429 || a.Status == 503:
-		return "busy"
-	case a.Status >= 500:
-		return "http_5xx"
-	case a.Status >= 400:
-		return "http_4xx"
-	}
-	return "http_other"
-}
-
-// answered is the outcome that the router gets of an answer.
-func answered(a Answer) router.Outcome {
-	u := a.Usage
-	if u == (openai.Usage{}) {
-		u = openai.NoUsage
-	}
-	return router.Outcome{OK: a.Status == 200, CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens}
 }
