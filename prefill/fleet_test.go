@@ -206,33 +206,6 @@ func (e *engine) play(tokens, output []uint32, lease *router.Lease) *running {
 	return c
 }
 
-// sums returns the Prefiller's counters.
-func (g *rig) sums() map[string]float64 {
-	families, err := g.registry.Gather()
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	out := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			name := strings.TrimPrefix(f.GetName(), "warmroute_prefill_")
-			for _, l := range m.Label {
-				name += " " + l.GetValue()
-			}
-			switch {
-			case m.Counter != nil:
-				out[name] = m.Counter.GetValue()
-			case m.Gauge != nil:
-				out[name] = m.Gauge.GetValue()
-			case m.Histogram != nil:
-				out[name] = float64(m.Histogram.GetSampleCount())
-				out[name+" sum"] = m.Histogram.GetSampleSum()
-			}
-		}
-	}
-	return out
-}
-
 // rps returns the requests a second that ended before a time at which the clients are all
 // still busy; 0: of the whole run, its end with fewer and fewer clients included.
 func (l *lived) rps(until time.Duration) float64 {
