@@ -96,7 +96,7 @@ func (n *native) carries(body []byte, ns kv.Namespace) bool {
 	r.Reset(body, whole(body))
 	r.Object()
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		known := shared[string(key)] || n.carried[string(key)]
+		known := implied[string(key)] || n.carried[string(key)]
 		if !r.Null() {
 			if !known {
 				return false
