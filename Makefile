@@ -11,8 +11,7 @@ CONCURRENT = ./bench ./prefill ./router/... ./internal/hub ./internal/kvwire ./i
 MEASURING = Load_|Race_|Proof_|Matrix_|Account_|Holdout_|Heads_AreBounded|HoldsNoMore|Local_Hostile|WholeText|TestLimits_(Memory|Deadline|Segments|Long|Fall)|Speculation_|Warms(AllThatCanBe|AWorkerBefore)
 LDFLAGS = -s -w -X main.version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-# The proxy would warn of it: only these targets have it in their environment.
-test race real interop bench-routing: export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
+export WARMROUTE_DATA := $(abspath $(WARMROUTE_DATA))
 
 .PHONY: help
 help: ## list the targets

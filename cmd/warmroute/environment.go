@@ -19,6 +19,9 @@ const envPrefix = "WARMROUTE_"
 // where a Service is whose name begins with warmroute.
 var injected = regexp.MustCompile(`^WARMROUTE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
+// ofTargets are the variables of make's targets, in whose environment the binary runs, too.
+var ofTargets = regexp.MustCompile(`^WARMROUTE_(DATA|SOAK|CHAOS|OVERHEAD|NGINX|PYTHON|SEED|TABLE|TOKENIZERS|(INTEROP|JINJA|BENCH|CONFORMANCE)_[A-Z0-9_]+)$`)
+
 // strayVariables returns a line for each variable of environ that looks like a setting and
 // is one of no verb: its author believes that it has an effect. They are no error, as
 // unknown keys of the file are, because an environment is shared. also returns other names
@@ -28,7 +31,7 @@ func strayVariables(root *cobra.Command, environ []string, also func() []string)
 	others := map[string]bool(nil)
 	for _, v := range environ {
 		name, value, _ := strings.Cut(v, "=")
-		if !strings.HasPrefix(name, envPrefix) || value == "" || known[name] || injected.MatchString(name) {
+		if !strings.HasPrefix(name, envPrefix) || value == "" || known[name] || injected.MatchString(name) || ofTargets.MatchString(name) {
 			continue
 		}
 		if others == nil {

@@ -36,9 +36,6 @@ func play(t *testing.T, template string, change func(*bench.ABConfig)) *report.A
 	t.Parallel() // they wait for clocks, not for processors
 	work := demoWorkload(template)
 	work.Users, work.Turns, work.UserTokens, work.MeanDelay, work.Stagger = 4, 3, 60, 2*time.Second, 500*time.Millisecond
-	if !soak {
-		work.Pairs = 2
-	}
 	change(&work)
 	x, err := demoPart(t.Context(), template, 300*time.Microsecond, work, io.Discard, nil)
 	if err != nil {

@@ -346,6 +346,40 @@ func TestDir_GivesUpOnAHubThatStalls(t *testing.T) {
 	})
 }
 
+// TestDir_AHubThatHangsIsLeftAlone: who asks soon after somebody waited for nothing is told
+// at once, for half a minute.
+func TestDir_AHubThatHangsIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		hangs := true
+		f.hook = func(w http.ResponseWriter, r *http.Request) bool {
+			if hangs {
+				<-r.Context().Done()
+			}
+			return hangs
+		}
+		h := New(f.config(t, t.TempDir()))
+		ask := func(id string, want time.Duration) error {
+			t.Helper()
+			start := time.Now()
+			_, err := h.Dir(t.Context(), id, "")
+			if took := time.Since(start); took != want {
+				t.Errorf("%s: %v after %v, want %v", id, err, took, want)
+			}
+			return err
+		}
+		ask("acme/other", 3*headStall+1500*time.Millisecond)
+		hangs = false
+		if err := ask(model, 0); !errors.Is(err, ErrUnreachable) {
+			t.Errorf("%v", err)
+		}
+		time.Sleep(awayFor)
+		if err := ask(model, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A cached snapshot stands in for a hub that does not help, at once and not in silence.
 func TestDir_FallsBackToTheCache(t *testing.T) {
 	check := func(name string, timeout, want time.Duration, hook func(http.ResponseWriter, *http.Request) bool) {

@@ -72,6 +72,7 @@ type Hub struct {
 	mu struct {
 		sync.Mutex
 		flights map[string]*flight
+		away    time.Time // until then the hub, which hung, is not asked
 	}
 }
 
@@ -221,7 +222,7 @@ func (h *Hub) locate(ctx context.Context, s source) (string, error) {
 		}
 		return s.repo.snapshot(cached), nil
 	}
-	commit, err := h.update(ctx, s, cached != "")
+	commit, err := h.unlessAway(ctx, func() (string, error) { return h.update(ctx, s, cached != "") })
 	if err == nil {
 		return s.repo.snapshot(commit), nil
 	}
@@ -233,6 +234,27 @@ func (h *Hub) locate(ctx context.Context, s source) (string, error) {
 		h.notice(fmt.Sprintf("model %s: using the cached snapshot %s of revision %s: %v", s.id, cached, quote(s.revision), err))
 	}
 	return s.repo.snapshot(cached), nil
+}
+
+// awayFor is how long a hub that hangs is left alone: others wait for what asks it.
+const awayFor = 30 * time.Second
+
+// unlessAway asks the hub, except soon after it kept somebody waiting for nothing.
+func (h *Hub) unlessAway(ctx context.Context, ask func() (string, error)) (string, error) {
+	h.mu.Lock()
+	away := h.mu.away
+	h.mu.Unlock()
+	from := time.Now()
+	if from.Before(away) {
+		return "", &failure{kind: unreachable, text: h.address() + " did not answer a moment ago"}
+	}
+	commit, err := ask()
+	if errors.Is(err, ErrUnreachable) && ctx.Err() == nil && time.Since(from) >= headStall {
+		h.mu.Lock()
+		h.mu.away = time.Now().Add(awayFor)
+		h.mu.Unlock()
+	}
+	return commit, err
 }
 
 // update brings the snapshot of the revision's commit up to date and returns the commit.

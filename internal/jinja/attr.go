@@ -96,6 +96,7 @@ func (st *state) attr(v Value, name string) Value {
 
 // ownAttr is Python's getattr under the sandbox; ok is false if there is none.
 func (st *state) ownAttr(v Value, name string) (Value, bool) {
+	st.scan(len(name))
 	switch v.k {
 	case kNamespace:
 		return v.dict().Get(name)

@@ -55,7 +55,7 @@ func (st *state) equalDepth(a, b Value, depth int) bool {
 			return false
 		}
 		checkNesting(depth)
-		st.charge(int(a.n) / 8)
+		st.charge(1 + int(a.n)/8)
 		y := b.items()
 		for i, x := range a.items() {
 			if !st.equalDepth(x, y[i], depth+1) {
@@ -78,7 +78,7 @@ func (st *state) equalDicts(a, b *Dict, depth int) bool {
 		return false
 	}
 	checkNesting(depth)
-	st.charge(len(a.entries) / 8)
+	st.charge(1 + len(a.entries)/8)
 	for i := range a.entries {
 		e := &a.entries[i]
 		j := st.findKey(b, e.key)
@@ -147,7 +147,7 @@ func (st *state) orderDepth(a, b Value, op string, depth int) int {
 	case a.k == b.k && a.isSeq():
 		checkNesting(depth)
 		x, y := a.items(), b.items()
-		st.charge(min(len(x), len(y)) / 8)
+		st.charge(1 + min(len(x), len(y))/8)
 		for i := range min(len(x), len(y)) {
 			if !st.equalDepth(x[i], y[i], depth+1) {
 				return st.orderDepth(x[i], y[i], op, depth+1)
@@ -209,15 +209,35 @@ func appendHash(dst []byte, v Value, depth int) []byte {
 	return strconv.AppendUint(append(dst, 'p'), uint64(uintptr(v.p)), 16)
 }
 
-// findKey is d.findValue, counted as steps for long keys.
+// findKey is d.findValue, counted as steps.
 func (st *state) findKey(d *Dict, key Value) int {
+	st.chargeHash(key, 0)
+	if d.strs == nil && key.k != kString { // findValue hashes the others too
+		for i := range d.entries {
+			st.chargeHash(d.entries[i].key, 0)
+		}
+	}
+	return d.findValue(key)
+}
+
+// setKey is d.setValue, counted as steps.
+func (st *state) setKey(d *Dict, key, v Value) {
+	st.chargeHash(key, 0)
+	d.setValue(key, v)
+}
+
+// chargeHash counts the steps of hashing a key. A tuple may hold the same one many times.
+func (st *state) chargeHash(key Value, depth int) {
 	switch key.k {
 	case kString:
 		st.scan(int(key.n))
 	case kTuple:
-		st.charge(int(key.n))
+		checkNesting(depth)
+		st.charge(1 + int(key.n)/8)
+		for _, item := range key.items() {
+			st.chargeHash(item, depth+1)
+		}
 	}
-	return d.findValue(key)
 }
 
 // contains is needle in v.

@@ -95,7 +95,7 @@ func (e *dictExpr) eval(st *state) Value {
 	d := NewDict(len(e.keys))
 	for i, key := range e.keys {
 		k := key.eval(st)
-		d.setValue(k, e.vals[i].eval(st))
+		st.setKey(d, k, e.vals[i].eval(st))
 	}
 	return d.Value()
 }

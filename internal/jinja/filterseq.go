@@ -12,7 +12,7 @@ func (st *state) attrGetter(attribute Value) func(Value) Value {
 	if attribute.k == kMissing || attribute.k == kNone {
 		return func(v Value) Value { return v }
 	}
-	parts := attributePath(attribute)
+	parts := st.attributePath(attribute)
 	return func(v Value) Value {
 		st.charge(len(parts) / 4)
 		for _, part := range parts {
@@ -22,10 +22,11 @@ func (st *state) attrGetter(attribute Value) func(Value) Value {
 	}
 }
 
-func attributePath(attribute Value) []Value {
+func (st *state) attributePath(attribute Value) []Value {
 	if attribute.k != kString {
 		return []Value{attribute}
 	}
+	st.charge(int(attribute.n) / 16)
 	var parts []Value
 	for name := range strings.SplitSeq(attribute.str(), ".") {
 		part := String(name)
@@ -86,7 +87,7 @@ func (st *state) mapper(a args) func(*state, Value) Value {
 		if a.left() {
 			fail("unexpected keyword argument")
 		}
-		parts := attributePath(attribute)
+		parts := st.attributePath(attribute)
 		return func(st *state, v Value) Value {
 			st.charge(len(parts) / 4)
 			for _, part := range parts {
@@ -260,7 +261,7 @@ func filterDictsort(st *state, v Value, a []Value) Value {
 }
 
 func filterGroupby(st *state, v Value, a []Value) Value {
-	parts := attributePath(a[0])
+	parts := st.attributePath(a[0])
 	get := func(item Value) Value {
 		st.charge(len(parts) / 4)
 		for _, part := range parts {

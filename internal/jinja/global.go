@@ -44,7 +44,7 @@ func (st *state) newDict(a args) *Dict {
 		if src := a.pos[0]; src.k == kDict {
 			d.entries = slices.Grow(d.entries, len(src.dict().entries))
 			for _, e := range src.dict().entries {
-				d.setValue(e.key, e.val)
+				st.setKey(d, e.key, e.val)
 			}
 		} else {
 			st.addPairs(d, src)
@@ -68,7 +68,7 @@ func (st *state) addPairs(d *Dict, pairs Value) {
 		if len(kv) != 2 {
 			fail("dictionary update sequence element must have length 2")
 		}
-		d.setValue(kv[0], kv[1])
+		st.setKey(d, kv[0], kv[1])
 	}
 }
 

@@ -16,10 +16,14 @@ const (
 	// MaxFileBytes is the size of the largest tokenizer.json that is read.
 	MaxFileBytes = 512 << 20
 	// The same for the other JSON files, for one chat template, and the number of those in
-	// additional_chat_templates.
-	maxConfigBytes   = 64 << 20
+	// additional_chat_templates or in one file.
+	maxConfigBytes   = 16 << 20
 	maxTemplateBytes = 4 << 20
 	maxTemplates     = 64
+	// The same for parts of tokenizer.json, whose values take up to thirty times their text:
+	// added_tokens, and each component but the model. Gemma 3 has 1.2 MB of the former.
+	maxAddedBytes     = 16 << 20
+	maxComponentBytes = 1 << 20
 )
 
 // loaded are the files that Load looks at, beside those in additional_chat_templates.

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,7 +61,7 @@ func pipeAndLink(path string) error {
 // does one about a file that says less of its size than it holds.
 func TestLoad_BoundsEveryFile(t *testing.T) {
 	for _, name := range allFiles {
-		limit, text := int64(maxConfigBytes), "67108864"
+		limit, text := int64(maxConfigBytes), "16777216"
 		switch {
 		case name == "tokenizer.json":
 			limit, text = MaxFileBytes, "536870912"
@@ -92,6 +93,42 @@ func TestLoad_BoundsEveryFile(t *testing.T) {
 	}
 	if data, err := readAll("grows", strings.NewReader("as long as it may be"), 3, 20); err != nil || len(data) != 20 {
 		t.Errorf("%q, %v", data, err)
+	}
+}
+
+// TestLoad_BoundsWhatGrowsInMemory: parts of files that take many times their text.
+func TestLoad_BoundsWhatGrowsInMemory(t *testing.T) {
+	raw, err := os.ReadFile("testdata/qwen3/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := func(name, element string, n int) {
+		t.Helper()
+		file := map[string]json.RawMessage{}
+		if err := json.Unmarshal(raw, &file); err != nil {
+			t.Fatal(err)
+		}
+		list := "[" + strings.Repeat(element+",", n/(len(element)+1)) + element + "]"
+		if name != "added_tokens" {
+			list = `{"type":"Sequence","` + name + `s":` + list + `}`
+		}
+		file[name] = json.RawMessage(list)
+		long, err := json.Marshal(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Read(long); err == nil || !strings.Contains(err.Error(), name+": ") || !strings.Contains(err.Error(), "over the limit") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	f("normalizer", `{"type":"NFC"}`, maxComponentBytes)
+	f("pre_tokenizer", `{"type":"Digits"}`, maxComponentBytes)
+	f("post_processor", `{"type":"ByteLevel"}`, maxComponentBytes)
+	f("decoder", `{"type":"ByteLevel"}`, maxComponentBytes)
+	f("added_tokens", `{"content":"a"}`, maxAddedBytes)
+	templates := `{"chat_template":[` + strings.Repeat(`{"name":"a","template":""},`, maxTemplates) + `{"name":"a","template":""}]}`
+	if _, err := Load(write(t, map[string]string{"tokenizer_config.json": templates})); err == nil || !strings.Contains(err.Error(), "65 templates are more than the limit of 64") {
+		t.Errorf("many templates: %v", err)
 	}
 }
 

@@ -100,6 +100,9 @@ func (c *Config) templateField(file string, data json.RawMessage) error {
 	if err := json.Unmarshal(orNull(data), &list); err != nil {
 		return fmt.Errorf("%s: chat_template: %w", file, err)
 	}
+	if len(list) > maxTemplates {
+		return fmt.Errorf("%s: chat_template: %d templates are more than the limit of %d", file, len(list), maxTemplates)
+	}
 	for _, t := range list {
 		c.ChatTemplates = append(c.ChatTemplates, ChatTemplate{t.Name, t.Template})
 	}

@@ -28,6 +28,9 @@ func Read(tokenizerJSON []byte) (*Tokenizer, error) {
 // read fills t from tokenizer.json and the tokens that are defined beside it.
 func (t *Tokenizer) read(f *file, beside []addedToken) error {
 	file := f.values
+	if err := checkSizes(file); err != nil {
+		return err
+	}
 	if err := t.normalizer.read(file["normalizer"], "normalizer"); err != nil {
 		return err
 	}
@@ -57,6 +60,19 @@ func (t *Tokenizer) read(f *file, beside []addedToken) error {
 		return err
 	}
 	t.add(tokens)
+	return nil
+}
+
+// checkSizes bounds the parts of which much is made in memory.
+func checkSizes(file map[string]json.RawMessage) error {
+	for _, name := range []string{"normalizer", "pre_tokenizer", "post_processor", "decoder"} {
+		if n := len(file[name]); n > maxComponentBytes {
+			return tooLarge(name, int64(n), maxComponentBytes)
+		}
+	}
+	if n := len(file["added_tokens"]); n > maxAddedBytes {
+		return tooLarge("added_tokens", int64(n), maxAddedBytes)
+	}
 	return nil
 }
 
