@@ -55,7 +55,6 @@ type lived struct {
 	elapsed time.Duration
 	sums    map[string]float64 // metrics of the Prefiller by name and labels
 	debug   Snapshot
-	lines   []string
 }
 
 // mix is a token of a stream: equal streams have equal tokens.

@@ -55,9 +55,7 @@ func (h *heads) init(limit int64, hold func(int64) bool, free func(int64)) {
 	h.seen, h.old = map[headKey]struct{}{}, map[headKey]struct{}{}
 }
 
-// rate returns the first turns a second that begin with the head.
-func (h *head) rate(now time.Time) float64 { return h.weight(now) / headMemory.Seconds() }
-
+// weight returns the decayed count.
 func (h *head) weight(now time.Time) float64 {
 	return h.count * math.Exp(-max(now.Sub(h.last), 0).Seconds()/headMemory.Seconds())
 }
