@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -216,14 +217,13 @@ func (p *Prefiller) forgetLocked(c *copying) {
 	}
 }
 
-// tendCopies cancels the copies on workers that drain, are unwell or have left.
-func (p *Prefiller) tendCopies() {
+// evacuateCopies cancels the copies on workers that take no more requests.
+func (p *Prefiller) evacuateCopies() {
 	p.mu.Lock()
-	list := append([]*copying(nil), p.mu.copies...)
+	list := slices.Clone(p.mu.copies)
 	p.mu.Unlock()
 	for _, c := range list {
-		_, err := p.cfg.Router.Outlook(&router.Request{Model: c.model, PinWorker: c.to.ID, PinRank: c.to.Rank, Speculative: true})
-		if err == nil {
+		if !c.lease.Leaves() {
 			continue
 		}
 		p.mu.Lock()

@@ -187,7 +187,6 @@ func (p *Prefiller) tend(caches map[kv.WorkerRank]int) {
 	p.mu.planted.sweep(now)
 	hot := len(p.mu.heads.byKey) > 0
 	p.mu.Unlock()
-	p.tendCopies()
 	p.look(now)
 	if hot {
 		p.watchCaches(caches)
