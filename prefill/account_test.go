@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,41 +13,25 @@ import (
 
 // tokenCounters reads warmroute_prefill_tokens_total and what is open.
 func (g *rig) tokenCounters() (kinds map[string]float64, open float64) {
-	families, err := g.registry.Gather()
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	all := g.sums()
 	kinds = map[string]float64{}
-	for _, f := range families {
-		switch f.GetName() {
-		case "warmroute_prefill_tokens_total":
-			for _, m := range f.Metric {
-				kinds[m.Label[0].GetValue()] = m.GetCounter().GetValue()
-			}
-		case "warmroute_prefill_open_tokens":
-			open = f.Metric[0].GetGauge().GetValue()
+	for name, n := range all {
+		if kind, ok := strings.CutPrefix(name, "tokens_total "); ok {
+			kinds[kind] = n
 		}
 	}
-	return kinds, open
+	return kinds, all["open_tokens"]
 }
 
 // forecasts reads warmroute_prefill_forecast_total by event and kind.
 func (g *rig) forecasts() map[string]map[string]float64 {
-	families, err := g.registry.Gather()
-	if err != nil {
-		g.t.Fatal(err)
-	}
 	out := map[string]map[string]float64{}
-	for _, f := range families {
-		if f.GetName() != "warmroute_prefill_forecast_total" {
-			continue
-		}
-		for _, m := range f.Metric {
-			event, kind := m.Label[0].GetValue(), m.Label[1].GetValue()
-			if out[event] == nil {
-				out[event] = map[string]float64{}
+	for name, n := range g.sums() {
+		if l := strings.Fields(name); l[0] == "forecast_total" { // event, kind, trigger
+			if out[l[1]] == nil {
+				out[l[1]] = map[string]float64{}
 			}
-			out[event][kind] += m.GetCounter().GetValue()
+			out[l[1]][l[2]] += n
 		}
 	}
 	return out

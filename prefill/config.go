@@ -38,33 +38,6 @@ const (
 	TriggerRewarm    Trigger = "rewarm"    // the blocks of a conversation that waits are gone
 )
 
-// Warmup is one prefill-only request, ready to be sent.
-type Warmup struct {
-	Worker        kv.WorkerRank
-	Path          string // of the worker's endpoint
-	Body          []byte // for Path
-	Header        []byte // lines "Name: value\r\n", request id and rank included
-	Authorization []byte // the client's, for workers without a key of their own
-}
-
-// Answer is what a worker said to a warm-up.
-type Answer struct {
-	Status     int
-	Void       bool          // status 200, but its body is no answer of an engine, or an error
-	RetryAfter time.Duration // 0: not told
-	Usage      openai.Usage  // openai.NoUsage where there is none
-}
-
-// ok tells whether the worker did what was asked.
-func (a *Answer) ok() bool { return a.Status == 200 && !a.Void }
-
-// Sender delivers one warm-up and reads the answer to its end. It is called from many
-// goroutines and returns soon after ctx ends; ending it must close the connection, which
-// is how an engine learns of a cancellation.
-type Sender interface {
-	Prefill(ctx context.Context, w *Warmup) (Answer, error)
-}
-
 const (
 	defaultHoldout   = 0.05
 	defaultHeldBytes = 256 << 20

@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -54,7 +55,7 @@ func (x *prefix) warmup(to kv.WorkerRank, sendRank bool) *Warmup {
 	return &Warmup{Worker: to, Path: pathCopy, Body: body, Header: warmHeader(nil, copyHeader, newID(), rank)}
 }
 
-// copying is one prefix on its way to one rank. Its fields below sent are guarded by
+// copying is one prefix on its way to one rank. Its fields from sent on are guarded by
 // Prefiller.mu.
 type copying struct {
 	prefix
@@ -84,12 +85,11 @@ const (
 	cutDeadline = "deadline" // the trigger's time was over
 )
 
-// gate says what stands against a copy; a reason ends the attempt, and again whether it
-// may pass soon.
-type gate func(o *router.Outlook, gain int) (reason string, again bool)
+// gate says what stands against a copy that takes so many seconds; a reason ends the attempt.
+type gate func(o *router.Outlook, seconds float64) (reason string)
 
-// copy sends a prefix to its rank if every gate is open and waits for the answer. It
-// never waits for a gate: whoever calls may come again.
+// copy sends a prefix to its rank if every gate is open, g (which may be nil) included, and
+// waits for the answer. It never waits for a gate: whoever calls may come again.
 func (p *Prefiller) copy(ctx context.Context, c *copying, g gate) (outcome, reason string, again bool) {
 	ctx, cut := context.WithCancel(ctx)
 	defer cut()
@@ -118,8 +118,10 @@ func (p *Prefiller) book(ctx context.Context, c *copying, g gate, cut context.Ca
 	if reason, again := p.passes(&o, gain, c.trigger); reason != "" {
 		return reason, again
 	}
-	if reason, again := g(&o, gain); reason != "" {
-		return reason, again
+	if g != nil {
+		if reason := g(&o, float64(gain)/o.Rate); reason != "" {
+			return reason, false
+		}
 	}
 	lease, err := p.cfg.Router.Route(ctx, &ask)
 	if err != nil {
@@ -165,7 +167,7 @@ func (p *Prefiller) passes(o *router.Outlook, gain int, t Trigger) (reason strin
 		return skipRefused, false
 	case paused:
 		return skipRetryAfter, true
-	case o.Waiting > 0 || o.Warming >= maxPerWorker || o.Full:
+	case taken(o):
 		return skipLoad, true
 	case seconds > room:
 		return skipBudget, false
@@ -255,23 +257,19 @@ func (p *Prefiller) recallFor(c *conversation) {
 }
 
 func (p *Prefiller) forgetLocked(c *copying) {
-	for i, k := range p.mu.copies {
-		if k == c {
-			p.mu.copies = append(p.mu.copies[:i], p.mu.copies[i+1:]...)
-			p.sending.Add(-1)
-			return
-		}
+	var was bool
+	if p.mu.copies, was = without(p.mu.copies, c); was {
+		p.sending.Add(-1)
 	}
 }
 
-// tendCopies cancels the copies on workers that drain, are unwell or have left.
-func (p *Prefiller) tendCopies() {
+// evacuateCopies cancels the copies on workers that take no more requests.
+func (p *Prefiller) evacuateCopies() {
 	p.mu.Lock()
-	list := append([]*copying(nil), p.mu.copies...)
+	list := slices.Clone(p.mu.copies)
 	p.mu.Unlock()
 	for _, c := range list {
-		_, err := p.cfg.Router.Outlook(&router.Request{Model: c.model, PinWorker: c.to.ID, PinRank: c.to.Rank, Speculative: true})
-		if err == nil {
+		if !c.lease.Leaves() {
 			continue
 		}
 		p.mu.Lock()
@@ -293,9 +291,6 @@ func (p *Prefiller) start(task func(context.Context)) bool {
 	}
 	p.mu.tasks = append(p.mu.tasks, task)
 	p.mu.Unlock()
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	nudge(p.wake)
 	return true
 }

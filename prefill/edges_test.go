@@ -36,12 +36,6 @@ func (c *chat) fork(name string) *chat {
 	return &f
 }
 
-func (g *rig) warmUps() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.sent)
-}
-
 // TestEdge_Branch: two different next turns of one conversation both find the warmed
 // prefix, and the warm-up is used once: the second is nobody's next turn.
 func TestEdge_Branch(t *testing.T) {
@@ -141,7 +135,7 @@ func TestEdge_WorkerDrainsWhileItWaits(t *testing.T) {
 		first := c.turn(long("a")).Worker
 		g.prefill.Pause(first, 20*time.Second)
 		time.Sleep(2 * time.Second)
-		if n := g.warmUps(); n != 0 {
+		if n := len(g.warmups()); n != 0 {
 			t.Fatalf("%d warm-ups were sent in the pause", n)
 		}
 		g.router.SetDraining(first, true)
@@ -180,8 +174,8 @@ func TestEdge_WorkerLeavesWhileItRuns(t *testing.T) {
 			leave(g, first)
 			time.Sleep(5 * time.Second)
 			o := c.turn(long("b"))
-			if o.Worker == first || o.State != stateWarmed || o.Cached < 4000 || g.warmUps() != 2 {
-				t.Errorf("the worker %s: %d warm-ups, then %+v", what, g.warmUps(), o)
+			if o.Worker == first || o.State != stateWarmed || o.Cached < 4000 || len(g.warmups()) != 2 {
+				t.Errorf("the worker %s: %d warm-ups, then %+v", what, len(g.warmups()), o)
 			}
 			if kinds, _ := g.tokenCounters(); g.counts()[outcomeUsed] != 1 || kinds[tokenWasted] == 0 {
 				t.Errorf("the worker %s: outcomes %v, tokens %v", what, g.counts(), kinds)
@@ -200,8 +194,8 @@ func TestEdge_NobodyIsLeft(t *testing.T) {
 		}()
 		c.turn(long("a"))
 		time.Sleep(5 * time.Second)
-		if got := g.counts(); g.warmUps() != 0 || got["skipped/no_worker"] != 1 {
-			t.Errorf("%d warm-ups, outcomes %v", g.warmUps(), got)
+		if got := g.counts(); len(g.warmups()) != 0 || got["skipped/no_worker"] != 1 {
+			t.Errorf("%d warm-ups, outcomes %v", len(g.warmups()), got)
 		}
 	})
 }

@@ -85,11 +85,11 @@ var fields = map[string]change{
 	"rid":        drop,
 }
 
-// shared lists the fields that a request of token ids has no need of: what they say of the
+// implied lists the fields that a request of token ids has no need of: what they say of the
 // prompt is in the ids already, and the rest only shapes an answer that nobody reads. What
 // is neither here nor in the engine's own list (native) makes the warm-up a chat: it may
 // say where the engine stores the prompt, or cut it.
-var shared = set("messages", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls",
+var implied = set("messages", "tools", "tool_choice", "functions", "function_call", "parallel_tool_calls",
 	"max_tokens", "max_completion_tokens", "n_predict",
 	"chat_template", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "enable_thinking", "include_reasoning",
 	"thinking_token_budget", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens",

@@ -55,7 +55,6 @@ type lived struct {
 	elapsed time.Duration
 	sums    map[string]float64 // metrics of the Prefiller by name and labels
 	debug   Snapshot
-	lines   []string
 }
 
 // mix is a token of a stream: equal streams have equal tokens.
@@ -204,33 +203,6 @@ func (e *engine) play(tokens, output []uint32, lease *router.Lease) *running {
 	}
 	e.start(c, tokens, output)
 	return c
-}
-
-// sums returns the Prefiller's counters.
-func (g *rig) sums() map[string]float64 {
-	families, err := g.registry.Gather()
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	out := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			name := strings.TrimPrefix(f.GetName(), "warmroute_prefill_")
-			for _, l := range m.Label {
-				name += " " + l.GetValue()
-			}
-			switch {
-			case m.Counter != nil:
-				out[name] = m.Counter.GetValue()
-			case m.Gauge != nil:
-				out[name] = m.Gauge.GetValue()
-			case m.Histogram != nil:
-				out[name] = float64(m.Histogram.GetSampleCount())
-				out[name+" sum"] = m.Histogram.GetSampleSum()
-			}
-		}
-	}
-	return out
 }
 
 // rps returns the requests a second that ended before a time at which the clients are all

@@ -137,7 +137,7 @@ func TestOrder_MostSavedFirst(t *testing.T) {
 		t.Error("the best one was not made to look")
 	}
 	began := time.Now()
-	if !best.rest(t.Context(), time.Hour) || time.Since(began) > time.Minute {
+	if !rest(t.Context(), time.Hour, best.poke) || time.Since(began) > time.Minute {
 		t.Error("a poke did not end the rest")
 	}
 }

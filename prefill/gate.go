@@ -13,8 +13,8 @@ const (
 	// a worker is left alone: its queue never empties for long, so a warm-up only moves
 	// work in front of others'.
 	maxBusy = 0.6
-	// budget is the share of a worker's idle time that warming may take.
-	budget = 0.5
+	// idleShare is what warming may take of a worker's idle time.
+	idleShare = 0.5
 )
 
 // verdict is what a warm-up would do at this moment.
@@ -82,20 +82,40 @@ func (p *Prefiller) judge(j *job, w *plan) (v verdict, reason string, again bool
 	v.expect = p.mu.learn.forecast(j.c.scope, now.Sub(j.ended).Seconds(), v.seconds, o.Residency)
 	pause := p.mu.pauses[o.Worker.ID].Sub(now)
 	p.mu.Unlock()
-	switch {
-	case v.expect.Saved <= o.Evict+(1-v.expect.Resident)*0.25*float64(o.Inflight)*v.seconds:
+	if v.expect.Saved <= costs(&o, v.expect.Resident, v.seconds) {
 		return v, skipCost, false
-	case v.busy > maxBusy:
-		return v, skipLoad, false
-	case o.Warmed.Seconds()+v.seconds > budget*(o.Over-o.Busy).Seconds():
-		return v, skipBudget, false
+	}
+	if reason = spareTime(&o, v.seconds); reason != "" {
+		return v, reason, false
+	}
+	switch {
 	case pause > 0:
 		return v, skipRetryAfter, now.Add(pause).Before(j.ended.Add(jobLife))
-	case o.Waiting > 0 || o.Warming >= maxPerWorker || o.Full:
+	case taken(&o):
 		return v, skipLoad, true
 	}
 	return v, "", false
 }
+
+// costs returns the seconds that others lose by a warm-up of so many seconds: to eviction
+// and, where it is not used, by standing still behind it (¼·n·P, as router/doc.go has it).
+func costs(o *router.Outlook, used, seconds float64) float64 {
+	return o.Evict + (1-used)*0.25*float64(o.Inflight)*seconds
+}
+
+// spareTime tells why so many seconds do not fit into a worker's idle time, "" where they do.
+func spareTime(o *router.Outlook, seconds float64) (reason string) {
+	switch busy := o.Busy.Seconds(); {
+	case o.Over > 0 && busy > maxBusy*o.Over.Seconds():
+		return skipLoad
+	case o.Warmed.Seconds()+seconds > idleShare*(o.Over.Seconds()-busy):
+		return skipBudget
+	}
+	return ""
+}
+
+// taken tells whether a worker has other things to do at this moment.
+func taken(o *router.Outlook) bool { return o.Waiting > 0 || o.Warming >= maxPerWorker || o.Full }
 
 // gain finds what the worker holds of the next turn's prompt anyway and what a warm-up
 // would add.

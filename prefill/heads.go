@@ -32,7 +32,6 @@ type heads struct {
 	limit     int64            // of bytes
 	hold      func(int64) bool // counts bytes that are held, if there is room for them
 	free      func(int64)
-	refused   uint64 // for want of room
 }
 
 // headKey names a prefix of one model's prompts. The hash stands for adapter and salt, too.
@@ -62,9 +61,7 @@ func (h *heads) init(limit int64, hold func(int64) bool, free func(int64)) {
 	h.seen, h.old = map[headKey]struct{}{}, map[headKey]struct{}{}
 }
 
-// rate returns the first turns a second that begin with the head.
-func (h *head) rate(now time.Time) float64 { return h.weight(now) / headMemory.Seconds() }
-
+// weight returns the decayed count.
 func (h *head) weight(now time.Time) float64 {
 	return h.count * math.Exp(-max(now.Sub(h.last), 0).Seconds()/headMemory.Seconds())
 }
@@ -89,7 +86,6 @@ func (h *heads) learn(model string, p *kv.Prompt, now time.Time) {
 	key := headKey{model, chain[n-1]}
 	v := &head{key: key, ns: p.Namespace, tokens: p.Tokens[:n*headBlock], turns: 2, count: 2, last: now}
 	if !h.room(v.size(), now) {
-		h.refused++
 		return
 	}
 	v.tokens = slices.Clone(v.tokens)
@@ -209,7 +205,6 @@ func (p *Prefiller) tend(caches map[kv.WorkerRank]int) {
 	p.mu.heads.sweep(now)
 	hot := len(p.mu.heads.byKey) > 0
 	p.mu.Unlock()
-	p.tendCopies()
 	p.look(now)
 	if hot {
 		p.watchCaches(caches)

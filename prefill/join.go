@@ -96,7 +96,7 @@ func (p *Prefiller) fill(ctx context.Context, s *router.WorkerStatus) {
 		if !p.shorten(ctx, c, room) {
 			continue
 		}
-		outcome, reason, _ := p.copy(ctx, c, func(*router.Outlook, int) (string, bool) { return "", false })
+		outcome, reason, _ := p.copy(ctx, c, nil)
 		switch {
 		case outcome == copyWarmed:
 			room -= float64(c.gain)

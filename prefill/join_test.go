@@ -361,13 +361,13 @@ func TestCopy_GivesWayToWhoCameAtTheLastMoment(t *testing.T) {
 		}
 		c := &copying{prefix: prefix{model: "m", tokens: head}, trigger: TriggerJoin, to: kv.WorkerRank{ID: "w1"}}
 		var client *router.Lease
-		outcome, reason, again := g.prefill.copy(g.ctx, c, func(*router.Outlook, int) (string, bool) {
+		outcome, reason, again := g.prefill.copy(g.ctx, c, func(*router.Outlook, float64) string {
 			var err error
 			if client, err = g.router.Route(g.ctx, &router.Request{Model: "m", Prompt: c.prompt(), Stream: true, PinRank: -1}); err != nil {
 				t.Fatal(err)
 			}
 			g.prefill.Yield(client.Worker())
-			return "", false
+			return ""
 		})
 		if outcome != copyCancelled || reason != cutYield || !again {
 			t.Errorf("the copy is %s %s, again %v", outcome, reason, again)

@@ -1,6 +1,8 @@
 package prefill
 
 import (
+	"math"
+
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -69,6 +71,10 @@ type metrics struct {
 	yields    prometheus.Counter
 	inflight  prometheus.Gauge
 
+	prefixes *prometheus.CounterVec
+	forms    *prometheus.CounterVec
+	habits   prometheus.Counter // forgotten
+
 	copies     *prometheus.CounterVec
 	copyTokens *prometheus.CounterVec
 	copyUse    *prometheus.CounterVec
@@ -109,6 +115,12 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 			"Times a warm-up under way was cancelled to give way to another request; it goes on later.")),
 		inflight: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "inflight",
 			Help: "Warm-ups sent and not yet answered."}),
+		prefixes: prometheus.NewCounterVec(counter("prefix_total",
+			"Next turns whose prompt started with what was warmed for them (result true), or did not, by where it first differs: system, history, reply, reasoning, tool, next, cut, or blocks where only whole blocks were compared."), []string{"result", "where"}),
+		forms: prometheus.NewCounterVec(counter("form_total",
+			"Requests of warm-ups by form: tokens (ids of the common prefix), chat (with a stub), refused (ids that the worker did not take; a chat follows)."), []string{"form"}),
+		habits: prometheus.NewCounter(counter("habits_forgotten_total",
+			"Tenants dropped for room of whose clients it was known how they write replies back.")),
 		copies: prometheus.NewCounterVec(counter("copies_total",
 			"Warm-ups of join, replicate and rewarm by outcome: warmed, cancelled, failed or skipped, and why."), []string{"trigger", "outcome", "reason"}),
 		copyTokens: prometheus.NewCounterVec(counter("copy_tokens_total",
@@ -121,7 +133,7 @@ func newMetrics(p *Prefiller, reg prometheus.Registerer) *metrics {
 	if reg != nil {
 		reg.MustRegister(savings(p)...)
 		reg.MustRegister(m.turns, m.outcomes, m.sent, m.tokens, m.seconds, m.ttft, m.gaps, m.forecasts, m.meetings, m.forgotten, m.yields, m.inflight,
-			m.copies, m.copyTokens, m.copyUse, m.joins,
+			m.prefixes, m.forms, m.habits, m.copies, m.copyTokens, m.copyUse, m.joins,
 			gauge("conversations", "Finished turns that wait for their next one.", func() float64 { n, _ := p.sizes(); return float64(n) }),
 			gauge("open_tokens", "Tokens of warm-ups whose next turn is still to come.", func() float64 {
 				p.mu.Lock()
@@ -143,4 +155,48 @@ func (m *metrics) planted(t Trigger, used bool, tokens int) {
 		outcome = outcomeUsed
 	}
 	m.copyUse.WithLabelValues(string(t), outcome).Add(float64(tokens))
+}
+
+// What a forecast says and what comes of it, summed over warm-ups that were sent: where
+// both series agree the learning gate knows its users.
+const (
+	eventReturn   = "return"   // a next turn came
+	eventInTime   = "in_time"  // after the warm-up was done
+	eventResident = "resident" // and found it
+)
+
+func (m *metrics) expect(t Trigger, f *forecast) {
+	m.forecasts.WithLabelValues(string(t), eventReturn, "expected").Add(f.Return)
+	m.forecasts.WithLabelValues(string(t), eventResident, "expected").Add(f.Resident)
+	m.forecasts.WithLabelValues(string(t), eventInTime, "expected").Add(f.InTime)
+}
+
+func (m *metrics) seen(t Trigger, event string) {
+	m.forecasts.WithLabelValues(string(t), event, "seen").Inc()
+}
+
+// savings shows the headline of the holdout.
+func savings(p *Prefiller) []prometheus.Collector {
+	var out []prometheus.Collector
+	add := func(name, help string, of func(*experiment) Interval) {
+		for bound, read := range map[string]func(Interval) float64{
+			"estimate": func(i Interval) float64 { return i.Value },
+			"low":      func(i Interval) float64 { return i.Low },
+			"high":     func(i Interval) float64 { return i.High },
+		} {
+			out = append(out, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+				Namespace: "warmroute", Subsystem: "prefill", Name: name, Help: help, ConstLabels: prometheus.Labels{"bound": bound},
+			}, func() float64 {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				if i := of(&p.mu.learn.total); i.Known {
+					return read(i)
+				}
+				return math.NaN()
+			}))
+		}
+	}
+	add("saved_ttft_seconds", "TTFT that warming saves a next turn: mean of the held-out turns minus that of the warmed, by bound: estimate, low and high of its 95 % interval; NaN until both groups have two turns.", (*experiment).saving)
+	add("ttft_ratio", "TTFT of warmed next turns as a share of the held-out ones', geometric means, by bound as above.", (*experiment).ratio)
+	return out
 }

@@ -96,7 +96,7 @@ func (n *native) carries(body []byte, ns kv.Namespace) bool {
 	r.Reset(body, whole(body))
 	r.Object()
 	for key, ok := r.Key(); ok; key, ok = r.Key() {
-		known := shared[string(key)] || n.carried[string(key)]
+		known := implied[string(key)] || n.carried[string(key)]
 		if !r.Null() {
 			if !known {
 				return false
@@ -150,7 +150,7 @@ func (p *Prefiller) deliver(ctx context.Context, j *job, w *plan, lease *router.
 	u := &Warmup{Worker: lease.Worker(), Path: pathChat, Body: w.body, Authorization: j.end.Authorization}
 	u.Header = warmHeader(make([]byte, 0, len(j.end.Header)+128), j.end.Header, newID(), rank)
 	if w.form.native == nil {
-		p.verify.forms.WithLabelValues("chat").Inc()
+		p.metrics.forms.WithLabelValues("chat").Inc()
 		return p.dispatch(ctx, u)
 	}
 	tokens := *u
@@ -158,10 +158,10 @@ func (p *Prefiller) deliver(ctx context.Context, j *job, w *plan, lease *router.
 	tokens.Body = w.form.request(make([]byte, 0, 7*w.form.tokens+256), w.body, w.prompt.Tokens, rank)
 	a, err := p.dispatch(ctx, &tokens)
 	if err != nil || !refuses(&a) {
-		p.verify.forms.WithLabelValues("tokens").Inc()
+		p.metrics.forms.WithLabelValues("tokens").Inc()
 		return a, err
 	}
-	p.verify.forms.WithLabelValues("refused").Inc()
+	p.metrics.forms.WithLabelValues("refused").Inc()
 	u.Header = warmHeader(u.Header[:0], j.end.Header, newID(), rank)
 	if a, err = p.dispatch(ctx, u); err == nil && a.ok() {
 		p.chatOnly(u.Worker.ID)

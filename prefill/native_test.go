@@ -120,7 +120,7 @@ func TestNative_EnginesWithoutTheirOwnFormGetChats(t *testing.T) {
 			if cfg.NoTokens {
 				where = whereBlocks
 			}
-			if n := testutil.ToFloat64(g.prefill.verify.prefixes.WithLabelValues("true", where)); n != 1 {
+			if n := testutil.ToFloat64(g.prefill.metrics.prefixes.WithLabelValues("true", where)); n != 1 {
 				t.Errorf("%g true prefixes", n)
 			}
 		})

@@ -58,9 +58,8 @@ func (p *Prefiller) unshareLocked(c *conversation) {
 	if c.shared.ID == 0 {
 		return
 	}
-	s := &p.mu.peering
-	if i := slices.Index(s.told, c); i >= 0 {
-		s.told = slices.Delete(s.told, i, i+1)
+	var was bool
+	if p.mu.peering.told, was = without(p.mu.peering.told, c); was {
 		p.cfg.Peers.Changed()
 	}
 }

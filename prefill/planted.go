@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"slices"
 	"time"
 
 	"github.com/warmroute/warmroute/router/kv"
@@ -40,7 +41,7 @@ func (x *planted) add(c *copying) {
 
 func (x *planted) end(i int, used bool) {
 	v := x.list[i]
-	x.list = append(x.list[:i], x.list[i+1:]...)
+	x.list = slices.Delete(x.list, i, i+1)
 	x.done(v.trigger, used, v.gain)
 }
 

@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,6 @@ type Prefiller struct {
 	abroad  atomic.Int64 // warm-ups of other proxies
 	wake    chan struct{}
 	metrics *metrics
-	verify  *verifyMetrics
 
 	admit sync.Mutex // held from the last look at a worker to the booking there; before mu
 
@@ -111,7 +111,6 @@ func New(cfg Config) *Prefiller {
 	p.mu.rand = rand.New(rand.NewPCG(cfg.Seed, 0x5bec))
 	p.mu.tau = time.Minute
 	p.metrics = newMetrics(p, cfg.Registerer)
-	p.verify = newVerifyMetrics(cfg.Registerer)
 	p.mu.heads.init(cfg.HeldBytes/headShare, p.hold, func(n int64) { p.held.Add(-n) })
 	p.mu.joining = map[string]time.Time{}
 	p.mu.replicating = map[kv.WorkerRank]bool{}
@@ -266,10 +265,7 @@ func (p *Prefiller) queue(t *Turn, trigger Trigger, e End) {
 	if dropped != nil {
 		p.stop(dropped, outcomeSkipped, skipQueue)
 	}
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	nudge(p.wake)
 }
 
 // replaced ends a conversation that gave way to another.
@@ -332,25 +328,21 @@ func (p *Prefiller) stop(j *job, outcome, reason string) bool {
 	return true
 }
 
-// noOutcome is that of a warm-up without an answer.
-var noOutcome = router.Outcome{CachedTokens: -1, PromptTokens: -1, OutputTokens: -1}
-
 // endLocked takes a job out of the queue.
 func (p *Prefiller) endLocked(j *job) {
 	j.over = true
 	j.c.job = nil
-	for i, k := range p.mu.jobs {
-		if k == j {
-			p.mu.jobs = append(p.mu.jobs[:i], p.mu.jobs[i+1:]...)
-			break
-		}
+	p.mu.jobs, _ = without(p.mu.jobs, j)
+	p.mu.fresh, _ = without(p.mu.fresh, j)
+}
+
+// without takes v out of a list and tells whether it was there.
+func without[T comparable](list []T, v T) ([]T, bool) {
+	i := slices.Index(list, v)
+	if i < 0 {
+		return list, false
 	}
-	for i, k := range p.mu.fresh {
-		if k == j {
-			p.mu.fresh = append(p.mu.fresh[:i], p.mu.fresh[i+1:]...)
-			break
-		}
-	}
+	return slices.Delete(list, i, i+1), true
 }
 
 // returned closes the conversation that a request continues and cancels its warm-up. A

@@ -80,14 +80,3 @@ func (p *Prefiller) replicate(ctx context.Context, c *copying, offer *router.Cop
 		c = &copying{prefix: c.prefix, trigger: c.trigger, to: c.to}
 	}
 }
-
-// spareTime lets pass what fits into a worker's idle time.
-func spareTime(o *router.Outlook, gain int) (reason string, again bool) {
-	switch busy := o.Busy.Seconds(); {
-	case o.Over > 0 && busy > maxBusy*o.Over.Seconds():
-		return skipLoad, false
-	case o.Warmed.Seconds()+float64(gain)/o.Rate > budget*(o.Over.Seconds()-busy):
-		return skipBudget, false
-	}
-	return "", false
-}

@@ -137,8 +137,8 @@ func (p *Prefiller) consider(k *kept, now time.Time) {
 	if err != nil || 2*o.OverlapTokens >= len(k.tokens) {
 		return
 	}
-	gate := func(o *router.Outlook, gain int) (string, bool) { return p.worthwhile(k, now, o, gain) }
-	if reason, _ := gate(&o, len(k.tokens)-o.OverlapTokens); reason != "" {
+	gate := func(o *router.Outlook, seconds float64) string { return p.worthwhile(k, now, o, seconds) }
+	if reason := gate(&o, float64(len(k.tokens)-o.OverlapTokens)/o.Rate); reason != "" {
 		p.mu.Lock()
 		again := k.why == reason
 		k.why, k.tried = reason, reason == skipLearning // chance decides once
@@ -161,8 +161,8 @@ func (p *Prefiller) consider(k *kept, now time.Time) {
 
 // worthwhile is the gate of rewarm: the user is likely to come back while the blocks stay,
 // what goes for them is idle for long, and warm-ups before were used.
-func (p *Prefiller) worthwhile(k *kept, now time.Time, o *router.Outlook, gain int) (reason string, again bool) {
-	seconds, stay := float64(gain)/o.Rate, idleTaus*o.AgeScale
+func (p *Prefiller) worthwhile(k *kept, now time.Time, o *router.Outlook, seconds float64) (reason string) {
+	stay := idleTaus * o.AgeScale
 	p.mu.Lock()
 	gone := k.c.place == nil
 	back := p.mu.learn.forecast(k.c.scope, now.Sub(k.c.ended).Seconds(), seconds, stay).Resident
@@ -170,15 +170,15 @@ func (p *Prefiller) worthwhile(k *kept, now time.Time, o *router.Outlook, gain i
 	p.mu.Unlock()
 	switch {
 	case o.YoungestEvicted > math.Exp(-idleTaus):
-		return skipPressure, false
+		return skipPressure
 	case gone || back < likely:
-		return skipReturn, false
-	case back*seconds <= o.Evict+(1-back)*0.25*float64(o.Inflight)*seconds:
-		return skipCost, false
+		return skipReturn
+	case back*seconds <= costs(o, back, seconds):
+		return skipCost
 	case shut:
-		return skipLearning, false
+		return skipLearning
 	}
-	return spareTime(o, gain)
+	return spareTime(o, seconds)
 }
 
 // lastUser tells whether a request ends with a user's message.

@@ -207,7 +207,7 @@ func TestRewarm_EndsWithThePause(t *testing.T) {
 			t.Fatalf("%d copies are under way for a conversation that has gone on", under())
 		}
 		o := router.Outlook{Rate: 1000, Over: time.Minute}
-		if reason, _ := g.prefill.worthwhile(k, time.Now(), &o, 1000); reason != skipReturn {
+		if reason := g.prefill.worthwhile(k, time.Now(), &o, 1); reason != skipReturn {
 			t.Errorf("after its next turn has come the gate says %q", reason)
 		}
 		g.close()

@@ -420,21 +420,42 @@ func (g *rig) outcomes() string {
 
 // counts returns the outcomes so far, as "outcome/reason".
 func (g *rig) counts() map[string]float64 {
+	out := map[string]float64{}
+	for name, n := range g.sums() {
+		if l, ok := strings.CutPrefix(name, "outcomes_total "); ok {
+			outcome, reason, _ := strings.Cut(l, " ")
+			if reason != "" {
+				outcome += "/" + reason
+			}
+			out[outcome] = n
+		}
+	}
+	return out
+}
+
+// sums returns the Prefiller's metrics by name and labels: "outcomes_total used ". Those of a
+// histogram are its number of values and, with " sum" behind, their sum.
+func (g *rig) sums() map[string]float64 {
 	families, err := g.registry.Gather()
 	if err != nil {
 		g.t.Fatal(err)
 	}
 	out := map[string]float64{}
 	for _, f := range families {
-		if f.GetName() != "warmroute_prefill_outcomes_total" {
-			continue
-		}
 		for _, m := range f.Metric {
-			name := m.Label[0].GetValue()
-			if r := m.Label[1].GetValue(); r != "" {
-				name += "/" + r
+			name := strings.TrimPrefix(f.GetName(), "warmroute_prefill_")
+			for _, l := range m.Label {
+				name += " " + l.GetValue()
 			}
-			out[name] = m.GetCounter().GetValue()
+			switch {
+			case m.Counter != nil:
+				out[name] = m.Counter.GetValue()
+			case m.Gauge != nil:
+				out[name] = m.Gauge.GetValue()
+			case m.Histogram != nil:
+				out[name] = float64(m.Histogram.GetSampleCount())
+				out[name+" sum"] = m.Histogram.GetSampleSum()
+			}
 		}
 	}
 	return out

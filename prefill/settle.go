@@ -1,13 +1,6 @@
 package prefill
 
-import (
-	"context"
-	"strings"
-
-	"github.com/warmroute/warmroute/internal/openai"
-	"github.com/warmroute/warmroute/router"
-	"github.com/warmroute/warmroute/router/kv"
-)
+import "github.com/warmroute/warmroute/router/kv"
 
 // settle counts what the next turn tells of the warm-up before it.
 func (p *Prefiller) settle(c *conversation, e *End) {
@@ -66,32 +59,4 @@ func (p *Prefiller) settle(c *conversation, e *End) {
 func starts(prompt *kv.Prompt, w *warmth) bool {
 	chain := prompt.Chain(w.blockSize)
 	return len(chain) >= w.blocks && chain[w.blocks-1] == w.tail
-}
-
-// failure names what went wrong with a warm-up that was sent.
-func failure(a Answer, err error) string {
-	switch {
-	case err != nil && strings.Contains(err.Error(), context.DeadlineExceeded.Error()):
-		return "timeout"
-	case err != nil:
-		return "connection"
-	case a.Status == 429 || a.Status == 503:
-		return "busy"
-	case a.Status >= 500:
-		return "http_5xx"
-	case a.Status >= 400:
-		return "http_4xx"
-	case a.Void:
-		return "void"
-	}
-	return "http_other"
-}
-
-// answered is the outcome that the router gets of an answer.
-func answered(a Answer) router.Outcome {
-	u := a.Usage
-	if u == (openai.Usage{}) {
-		u = openai.NoUsage
-	}
-	return router.Outcome{OK: a.ok(), CachedTokens: u.CachedTokens, PromptTokens: u.PromptTokens, OutputTokens: u.CompletionTokens}
 }

@@ -119,7 +119,7 @@ func (t *Turn) learn(a *Arrival) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.habits.note(c.scope, h) {
-		p.verify.forgotten.Inc()
+		p.metrics.habits.Inc()
 	}
 }
 

@@ -3,8 +3,6 @@ package prefill
 import (
 	"hash/maphash"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/warmroute/warmroute/internal/openai"
 	"github.com/warmroute/warmroute/router/kv"
 )
@@ -141,9 +139,9 @@ func (p *Prefiller) verified(c *conversation, prompt *kv.Prompt, came string) {
 	switch {
 	case !r.known:
 	case r.true:
-		p.verify.prefixes.WithLabelValues("true", r.where).Inc()
+		p.metrics.prefixes.WithLabelValues("true", r.where).Inc()
 	default:
-		p.verify.prefixes.WithLabelValues("false", r.where).Inc()
+		p.metrics.prefixes.WithLabelValues("false", r.where).Inc()
 		p.mu.Lock()
 		p.recordFalseLocked(c, &r)
 		p.mu.Unlock()
@@ -308,27 +306,4 @@ func (m message) differs(came message) string {
 		return whereReply
 	}
 	return ""
-}
-
-// verifyMetrics say whether warm-ups were what the next turn asked for, and their form.
-type verifyMetrics struct {
-	prefixes, forms *prometheus.CounterVec
-	forgotten       prometheus.Counter
-}
-
-func newVerifyMetrics(reg prometheus.Registerer) *verifyMetrics {
-	m := &verifyMetrics{
-		prefixes: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "prefix_total",
-			Help: "Next turns whose prompt started with what was warmed for them (result true), or did not, by where it first differs: system, history, reply, reasoning, tool, next, cut, or blocks where only whole blocks were compared."},
-			[]string{"result", "where"}),
-		forms: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "form_total",
-			Help: "Requests of warm-ups by form: tokens (ids of the common prefix), chat (with a stub), refused (ids that the worker did not take; a chat follows)."},
-			[]string{"form"}),
-		forgotten: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "warmroute", Subsystem: "prefill", Name: "habits_forgotten_total",
-			Help: "Tenants dropped for room of whose clients it was known how they write replies back."}),
-	}
-	if reg != nil {
-		reg.MustRegister(m.prefixes, m.forms, m.forgotten)
-	}
-	return m
 }

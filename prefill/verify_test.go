@@ -107,7 +107,7 @@ func TestVerify_CountsAndShowsNoText(t *testing.T) {
 		}
 		c := &chat{rig: g, name: "a"}
 		count := func(result, where string) float64 {
-			return testutil.ToFloat64(g.prefill.verify.prefixes.WithLabelValues(result, where))
+			return testutil.ToFloat64(g.prefill.metrics.prefixes.WithLabelValues(result, where))
 		}
 		c.turn(say{User: someText("u", 400), Reasoning: someText("r", 300), Reply: someText("s", 800)})
 		time.Sleep(20 * time.Second)

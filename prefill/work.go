@@ -58,7 +58,7 @@ func (p *Prefiller) send(ctx context.Context, j *job, w *plan) (again bool) {
 		if lease, reason, later = p.try(ctx, j, w, cut); reason == "" {
 			break
 		}
-		if !later || !j.rest(ctx, wait) {
+		if !later || !rest(ctx, wait, j.poke) {
 			p.enough(j, reason)
 			return false
 		}
@@ -118,36 +118,32 @@ func (p *Prefiller) outdoneLocked(j *job, worker kv.WorkerRank) bool {
 	if best == j {
 		return false
 	}
-	select {
-	case best.poke <- struct{}{}:
-	default:
-	}
+	nudge(best.poke)
 	return true
 }
 
-// rest waits for d, or until the job is poked, and tells whether ctx lasted so long.
-func (j *job) rest(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
+// nudge wakes whoever reads from a channel with room for one.
+func nudge(c chan<- struct{}) {
 	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-	case <-j.poke:
+	case c <- struct{}{}:
+	default:
 	}
-	return ctx.Err() == nil
 }
 
 // sleep waits for d and tells whether ctx lasted so long.
-func sleep(ctx context.Context, d time.Duration) bool {
+func sleep(ctx context.Context, d time.Duration) bool { return rest(ctx, d, nil) }
+
+// rest waits for d, or for a poke, and tells whether ctx lasted so long.
+func rest(ctx context.Context, d time.Duration, poke <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-t.C:
-		return ctx.Err() == nil
+	case <-poke:
 	}
+	return ctx.Err() == nil
 }
 
 // newID returns a request id that shows what it is for.

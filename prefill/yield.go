@@ -56,6 +56,7 @@ func (p *Prefiller) evacuate() {
 	if p.sending.Load() == 0 {
 		return
 	}
+	p.evacuateCopies()
 	under := map[*job]*router.Lease{}
 	p.mu.Lock()
 	for _, j := range p.mu.jobs {

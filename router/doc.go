@@ -20,7 +20,9 @@
 //
 // One request in many is not routed by its own cost: where a shared head keeps a worker
 // crowded, it is computed once more elsewhere as soon as the waits that it caused exceed
-// the price of the copy (rents).
+// the price of the copy (rents). Where somebody copies heads ahead of requests
+// (Config.Copies), the same account pays for that (Decision.Copy, Copied). A worker whose
+// cache is being filled (SetWarming) is left out while others can take the request.
 //
 // A worker whose breaker is not closed is a candidate only where the model has no better
 // one (Breaker): a bad worker's cost is no measure of what it does to a request.
@@ -47,5 +49,6 @@
 // reaped by time. Overlap is counted in whole blocks and turned to tokens by the
 // worker's own block size. Route never waits for the event feed.
 //
-// The package starts no goroutine, but for a timer while first turns wait, and knows no HTTP, no NATS and no OpenAI type.
+// The package starts no goroutine, but for a timer while first turns wait, and knows no
+// HTTP, no NATS and no OpenAI type.
 package router

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,15 +8,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -277,62 +275,27 @@ func TestServe_ReloadsKeysAndCertificates(t *testing.T) {
 // TestServe_WarmsUnderTheTenantsSalt: the warm-up of a tenant's next turn carries its salt,
 // so that turn finds its prefix, and the same conversation of another tenant finds nothing.
 func TestServe_WarmsUnderTheTenantsSalt(t *testing.T) {
-	worker := startThinking(t, sim.EngineConfig{SpeedUp: 10})
-	cfg := defaultConfig()
-	cfg.Prefill.Holdout = 0
-	cfg.Auth.Keys = []keyConfig{
-		{Name: "alice", SHA256: hashOf("a"), CacheSalt: "salt-of-alice-000", TokensPerMinute: 1_000_000},
-		{Name: "bob", SHA256: hashOf("b"), CacheSalt: "salt-of-bobby-000"},
-	}
-	cfg.Workers = []workerConfig{{ID: "w", URL: worker.URL(), Events: worker.EventsEndpoint(0), Replay: worker.ReplayEndpoint(0)}}
-	s := startServer(t, 0, cfg, reloader{})
-	eventually(t, "a complete feed", func() bool { return strings.Contains(text(t, s.admin+"/debug/workers"), `"complete"`) })
-	type answer struct {
-		Choices []struct{ Message struct{ Content string } }
-		Usage   struct {
-			Prompt     int `json:"prompt_tokens"`
-			Completion int `json:"completion_tokens"`
-			Details    struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
+	s := overThinking(t, startThinking(t, sim.EngineConfig{SpeedUp: 10}), func(cfg *config) {
+		cfg.Auth.Keys = []keyConfig{
+			{Name: "alice", SHA256: hashOf("a"), CacheSalt: "salt-of-alice-000", TokensPerMinute: 1_000_000},
+			{Name: "bob", SHA256: hashOf("b"), CacheSalt: "salt-of-bobby-000"},
 		}
-		state, remaining string
-	}
-	ask := func(key, messages string) (a answer) {
-		t.Helper()
-		req, _ := http.NewRequest("POST", s.api+"/v1/chat/completions", strings.NewReader(`{"model":"sim","max_tokens":900,"messages":[`+messages+`]}`))
-		req.Header.Set("Authorization", "Bearer "+key)
-		req.Header.Set("X-Speculative-Prefill", "true")
-		req.Header.Set("X-Warmroute-Explain", "1")
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		raw, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != 200 || json.NewDecoder(bytes.NewReader(raw)).Decode(&a) != nil {
-			t.Fatalf("%d %s %v", resp.StatusCode, raw, err)
-		}
-		a.state, a.remaining = resp.Header.Get("X-Warmroute-Speculation"), resp.Header.Get("X-Ratelimit-Remaining-Tokens")
-		return a
-	}
-	first := `{"role":"user","content":"` + strings.Repeat("what do you know of prefixes? ", 40) + `"}`
-	turn := ask("a", first)
-	eventually(t, "the warm-up", func() bool {
-		m := text(t, s.admin+"/metrics")
-		return strings.Contains(m, `warmroute_prefill_tokens_total{kind="sent"}`) && !strings.Contains(m, `warmroute_prefill_tokens_total{kind="sent"} 0`) && strings.Contains(m, "warmroute_prefill_inflight 0")
 	})
-	used := turn.Usage.Prompt + turn.Usage.Completion
-	if m := text(t, s.admin+"/metrics"); !strings.Contains(m, fmt.Sprintf(`warmroute_proxy_key_tokens_total{key="alice",kind="prompt"} %d`, turn.Usage.Prompt)) ||
-		!strings.Contains(m, `warmroute_proxy_key_requests_total{key="alice"} 1`) {
-		t.Errorf("a warm-up counts as alice's, who used %d tokens", used)
+	alice := &client{t: t, api: s.api, key: "a", hint: "true"}
+	r := alice.say(strings.Repeat("what do you know of prefixes? ", 40))
+	s.warmed(t, 1)
+	m := s.scrape(t)
+	if m[`warmroute_prefill_sent_total{trigger="turn"}`] != 1 {
+		t.Error("alice's next turn was not warmed")
 	}
-	reply, _ := json.Marshal(turn.Choices[0].Message.Content)
-	next := first + `,{"role":"assistant","content":` + string(reply) + `},{"role":"user","content":"go on"}`
-	if b := ask("b", next); b.Usage.Details.Cached != 0 || b.state != "" {
-		t.Errorf("bob finds %d tokens of alice's conversation, state %q", b.Usage.Details.Cached, b.state)
+	if m[`warmroute_proxy_key_tokens_total{key="alice",kind="prompt"}`] != float64(r.prompt) || m[`warmroute_proxy_key_requests_total{key="alice"}`] != 1 {
+		t.Errorf("a warm-up counts as alice's, who used %d tokens", r.prompt+r.output)
 	}
-	if a := ask("a", next); a.state != "warmed" || a.Usage.Details.Cached < a.Usage.Prompt-3*64 {
-		t.Errorf("alice's next turn: state %q, %d of %d cached; %s", a.state, a.Usage.Details.Cached, a.Usage.Prompt, text(t, s.admin+"/debug/prefill"))
+	bob := &client{t: t, api: s.api, key: "b", hint: "true", messages: slices.Clone(alice.messages)}
+	if b := bob.say("go on"); b.cached != 0 || b.state != "" {
+		t.Errorf("bob finds %d tokens of alice's conversation, state %q", b.cached, b.state)
+	}
+	if r := alice.say("go on"); r.state != "warmed" || r.cached < r.prompt-3*64 {
+		t.Errorf("alice's next turn: %+v; %s", r, text(t, s.admin+"/debug/prefill"))
 	}
 }

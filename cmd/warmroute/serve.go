@@ -172,25 +172,10 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		MaxQueueDelay: time.Duration(cfg.Routing.MaxQueueDelay),
 	})
 	models := prompt.NewModels(prompt.ModelsConfig{Paths: modelPaths(cfg.Tokens), Find: findModel(cfg.Tokens, log), Logger: log, Registerer: registry})
-	fleet, err := upstream.NewFleet(upstream.FleetConfig{
-		Local:    models,
-		Workers:  workers,
-		Allow:    cfg.Allow,
-		Router:   rt,
-		Bus:      bus,
-		Prefix:   cfg.NATS.Prefix,
-		Cluster:  cfg.NATS.Cluster,
-		StateDir: cfg.StateDir,
-
-		OnHealthy: func(worker string) { warmer.Join(worker) },
-		Timeouts: upstream.Timeouts{
-			Connect:   time.Duration(cfg.Limits.ConnectTimeout),
-			FirstByte: time.Duration(cfg.Limits.FirstByteTimeout),
-			Idle:      time.Duration(cfg.Limits.IdleTimeout),
-		},
-		Logger:     log,
-		Registerer: registry,
-	})
+	fc := cfg.fleet()
+	fc.Workers, fc.Local, fc.Router, fc.Bus, fc.Logger, fc.Registerer = workers, models, rt, bus, log, registry
+	fc.OnHealthy = func(worker string) { warmer.Join(worker) }
+	fleet, err := upstream.NewFleet(fc)
 	if err != nil {
 		return nil, &usageError{err}
 	}
@@ -211,24 +196,12 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 		return nil, err
 	}
 	builder := prompt.New(prompt.Config{Deadline: time.Duration(cfg.Limits.TokenizeTimeout), Models: models, Registerer: registry})
-	warmer = prefill.New(prefill.Config{
-		Default: prefill.Mode(cfg.Prefill.Mode),
-		Models:  modes(cfg.Prefill.Models),
-		Keys:    modes(cfg.Prefill.Keys),
-		Holdout: orNone(cfg.Prefill.Holdout),
-
-		Join:      cfg.Prefill.Join,
-		Replicate: cfg.Prefill.Replicate,
-		Rewarm:    cfg.Prefill.Rewarm,
-
-		Router: rt,
-		Sender: proxy.Sender{Fleet: fleet},
-		Identify: func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
-			return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
-		},
-		Peers:      reach,
-		Registerer: registry,
-	})
+	wc := cfg.warming()
+	wc.Router, wc.Sender, wc.Peers, wc.Registerer = rt, proxy.Sender{Fleet: fleet}, reach, registry
+	wc.Identify = func(ctx context.Context, req *openai.Request, body []byte, ns kv.Namespace) *kv.Prompt {
+		return builder.Build(ctx, req, body, fleet.Tokenizer(req.Model, req.Kind), ns, req.Model)
+	}
+	warmer = prefill.New(wc)
 	if shared != nil {
 		peers, err = events.NewPeers(events.PeersConfig{
 			Conn: shared, Prefix: cfg.NATS.Prefix, Cluster: cfg.NATS.Cluster, Proxy: proxyID(cfg.Listen),
@@ -238,31 +211,10 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 			return nil, err
 		}
 	}
-	front, err := proxy.New(proxy.Config{
-		Listen:       cfg.Listen,
-		Admin:        cfg.Admin,
-		TLS:          certificates,
-		Keys:         keys,
-		Heartbeat:    time.Duration(cfg.Heartbeat),
-		KeepAlive:    time.Duration(cfg.Limits.KeepAlive),
-		MaxConns:     cfg.Limits.MaxConnections,
-		Router:       rt,
-		Fleet:        fleet,
-		Prompt:       builder,
-		Prefill:      warmer,
-		Bus:          bus,
-		Consumer:     consumer,
-		Peers:        peers,
-		Aliases:      cfg.Aliases,
-		MaxBodyBytes: int(cfg.Limits.MaxBody),
-		Retries:      orNone(cfg.Routing.Retries),
-		DrainDelay:   time.Duration(cfg.Limits.DrainDelay),
-		Grace:        time.Duration(cfg.Limits.Grace),
-		Registerer:   registry,
-		Gatherer:     gather,
-		Logger:       log,
-		Version:      versionString(),
-	})
+	pc := cfg.front()
+	pc.TLS, pc.Keys, pc.Registerer, pc.Gatherer, pc.Logger = certificates, keys, registry, gather, log
+	pc.Router, pc.Fleet, pc.Prompt, pc.Prefill, pc.Bus, pc.Consumer, pc.Peers = rt, fleet, builder, warmer, bus, consumer, peers
+	front, err := proxy.New(pc)
 	if err != nil {
 		return nil, err
 	}
@@ -273,6 +225,51 @@ func newParts(cfg config, simulated *simulated, registry prometheus.Registerer, 
 	}
 	return &parts{bus: bus, fleet: fleet, consumer: consumer, peers: peers, models: models, prompt: builder, prefill: warmer, front: front, simulated: simulated,
 		log: log, stderr: stderr, api: scheme + front.Addr().String(), nats: busName(cfg.NATS), names: cfg.modelNames(keys)}, nil
+}
+
+// fleet, warming and front are what the file, the environment and the flags say of one
+// package each; newParts adds what the packages need of each other.
+
+func (c *config) fleet() upstream.FleetConfig {
+	return upstream.FleetConfig{
+		Allow:    c.Allow,
+		Prefix:   c.NATS.Prefix,
+		Cluster:  c.NATS.Cluster,
+		StateDir: c.StateDir,
+		Timeouts: upstream.Timeouts{
+			Connect:   time.Duration(c.Limits.ConnectTimeout),
+			FirstByte: time.Duration(c.Limits.FirstByteTimeout),
+			Idle:      time.Duration(c.Limits.IdleTimeout),
+		},
+	}
+}
+
+func (c *config) warming() prefill.Config {
+	return prefill.Config{
+		Default:   prefill.Mode(c.Prefill.Mode),
+		Models:    modes(c.Prefill.Models),
+		Keys:      modes(c.Prefill.Keys),
+		Holdout:   orNone(c.Prefill.Holdout),
+		Join:      c.Prefill.Join,
+		Replicate: c.Prefill.Replicate,
+		Rewarm:    c.Prefill.Rewarm,
+	}
+}
+
+func (c *config) front() proxy.Config {
+	return proxy.Config{
+		Listen:       c.Listen,
+		Admin:        c.Admin,
+		Heartbeat:    time.Duration(c.Heartbeat),
+		KeepAlive:    time.Duration(c.Limits.KeepAlive),
+		MaxConns:     c.Limits.MaxConnections,
+		Aliases:      c.Aliases,
+		MaxBodyBytes: int(c.Limits.MaxBody),
+		Retries:      orNone(c.Routing.Retries),
+		DrainDelay:   time.Duration(c.Limits.DrainDelay),
+		Grace:        time.Duration(c.Limits.Grace),
+		Version:      versionString(),
+	}
 }
 
 // makeStateDir makes the directory of relays' state and sees that it can be written.

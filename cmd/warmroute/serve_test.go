@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -255,7 +254,14 @@ func TestServe_PortInUse(t *testing.T) {
 // test ends.
 func startThinking(t *testing.T, engine sim.EngineConfig) *sim.Server {
 	t.Helper()
-	worker, err := sim.NewServer(sim.Config{Template: "thinking", ReasoningTokens: 200, ReplyTokens: 250, Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Engine: engine})
+	return startWorker(t, sim.Config{Template: "thinking", ReasoningTokens: 200, ReplyTokens: 250, Engine: engine})
+}
+
+// startWorker runs a simulated worker that tells its KV events, until the test ends.
+func startWorker(t *testing.T, cfg sim.Config) *sim.Server {
+	t.Helper()
+	cfg.Events, cfg.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+	worker, err := sim.NewServer(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,59 +275,12 @@ func startThinking(t *testing.T, engine sim.EngineConfig) *sim.Server {
 // TestServe_WarmsTheNextTurn: a thinking model's next turn finds the stripped history
 // cached when the turn before asked for speculative prefill, and the answer says so.
 func TestServe_WarmsTheNextTurn(t *testing.T) {
-	worker := startThinking(t, sim.EngineConfig{})
-	cfg := defaultConfig()
-	cfg.Prefill.Holdout = 0
-	cfg.Workers = []workerConfig{{ID: "w", URL: worker.URL(), Events: worker.EventsEndpoint(0), Replay: worker.ReplayEndpoint(0)}}
-	s := startServer(t, 0, cfg, reloader{})
-	eventually(t, "a complete feed", func() bool { return strings.Contains(text(t, s.admin+"/debug/workers"), `"complete"`) })
-
-	ask := func(messages string) (body, state string) {
-		t.Helper()
-		req, err := http.NewRequest("POST", s.api+"/v1/chat/completions", strings.NewReader(`{"model":"sim","max_tokens":900,"messages":[`+messages+`]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("X-Speculative-Prefill", "true")
-		req.Header.Set("X-Warmroute-Explain", "1")
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		raw, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != 200 {
-			t.Fatalf("%d %s %v", resp.StatusCode, raw, err)
-		}
-		return string(raw), resp.Header.Get("X-Warmroute-Speculation")
-	}
-	first := `{"role":"user","content":"` + strings.Repeat("what do you know of prefixes? ", 40) + `"}`
-	body, _ := ask(first)
-	var answer openai.ChatCompletionResponse
-	if err := json.Unmarshal([]byte(body), &answer); err != nil {
-		t.Fatal(err)
-	}
-	reply, err := json.Marshal(answer.Choices[0].Message.Content)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(text(t, s.admin+"/debug/prefill"), text(t, s.admin+"/metrics"))
-		}
-	})
-	eventually(t, "the warm-up", func() bool {
-		m := text(t, s.admin+"/metrics")
-		return strings.Contains(m, `warmroute_prefill_tokens_total{kind="sent"}`) && !strings.Contains(m, `warmroute_prefill_tokens_total{kind="sent"} 0`) && strings.Contains(m, "warmroute_prefill_inflight 0")
-	})
-	body, state := ask(first + `,{"role":"assistant","content":` + string(reply) + `},{"role":"user","content":"go on"}`)
-	if err := json.Unmarshal([]byte(body), &answer); err != nil {
-		t.Fatal(err)
-	}
-	cached, prompt := answer.Usage.PromptTokensDetails.CachedTokens, answer.Usage.PromptTokens
-	if state != "warmed" || cached < prompt-3*64 {
-		t.Errorf("second turn: state %q, %d of %d prompt tokens cached; %s", state, cached, prompt, text(t, s.admin+"/debug/prefill"))
+	s := overThinking(t, startThinking(t, sim.EngineConfig{}), func(*config) {})
+	c := &client{t: t, api: s.api, hint: "true"}
+	c.say(strings.Repeat("what do you know of prefixes? ", 40))
+	s.warmed(t, 1)
+	if r := c.say("go on"); r.state != "warmed" || r.cached < r.prompt-3*64 {
+		t.Errorf("second turn: %+v; %s", r, text(t, s.admin+"/debug/prefill"))
 	}
 }
 

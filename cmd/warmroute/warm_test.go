@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,24 +33,11 @@ func newWarmRig(t *testing.T, like sim.Personality) *warmRig {
 	if r.model, err = prompt.LoadModel(qwen); err != nil {
 		t.Fatal(err)
 	}
-	worker, err := sim.NewServer(sim.Config{
+	worker := startWorker(t, sim.Config{
 		Like: like, Model: r.model, Template: "thinking", ReasoningTokens: 400, ReplyTokens: 400, HealthDelay: time.Millisecond,
-		Events: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0",
 		Engine: sim.EngineConfig{BlockSize: warmBlock, Profile: sim.LinearProfile{Base: 200 * time.Microsecond, PerSeq: 1, PerKVToken: 1}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- worker.Run(ctx) }() // read by the cleanup
-	t.Cleanup(func() { cancel(); <-ended })
-
-	cfg := defaultConfig()
-	cfg.Prefill.Holdout = 0
-	cfg.Workers = []workerConfig{{ID: "w", URL: worker.URL(), Events: worker.EventsEndpoint(0), Replay: worker.ReplayEndpoint(0)}}
-	r.s = startServer(t, 0, cfg, reloader{})
-	eventually(t, "a complete feed", func() bool { return strings.Contains(text(t, r.s.admin+"/debug/workers"), `"complete"`) })
+	r.s = overThinking(t, worker, func(*config) {})
 	eventually(t, "a local tokenizer", func() bool {
 		return strings.Contains(text(t, r.s.admin+"/metrics"), `warmroute_tokenizer_local{model="sim"} 1`)
 	})
@@ -133,21 +118,9 @@ func (c *conversation) turn(choice string) (prompt, cached int, call string) {
 	c.messages = append(c.messages, string(b))
 	if c.warm {
 		c.rig.turns++
-		eventually(t, "the warm-up", func() bool {
-			m := text(t, c.rig.s.admin+"/metrics")
-			return sum(m, "warmroute_prefill_turns_total") == float64(c.rig.turns) && sum(m, "warmroute_prefill_queue") == 0
-		})
+		c.rig.s.warmed(t, c.rig.turns)
 	}
 	return a.Usage.Prompt, a.Usage.Details.Cached, call
-}
-
-// sum adds up the series of a metric.
-func sum(metrics, name string) (total float64) {
-	for _, m := range regexp.MustCompile(`(?m)^`+name+`(?:\{.*\})? (\S+)$`).FindAllStringSubmatch(metrics, -1) {
-		v, _ := strconv.ParseFloat(m[1], 64)
-		total += v
-	}
-	return total
 }
 
 // user appends a message and returns how many tokens of the prompt can be warmed: whole
@@ -198,11 +171,11 @@ func TestServe_WarmsAllThatCanBe(t *testing.T) {
 					t.Errorf("warm %t: %.0f %% of the prompt is cached", warm, 100*share)
 				}
 			}
-			m := text(t, r.s.admin+"/metrics") // tokens that come too late make a chat of a warm-up
-			if ids, all := sum(m, `warmroute_prefill_form_total\{form="tokens"\}`), sum(m, "warmroute_prefill_form_total"); all < 5 || ids < 1 {
+			m := r.s.scrape(t) // tokens that come too late make a chat of a warm-up
+			if ids, all := m[`warmroute_prefill_form_total{form="tokens"}`], sum(m, "warmroute_prefill_form_total"); all < 5 || ids < 1 {
 				t.Errorf("%g warm-ups of token ids, %g in all", ids, all)
 			}
-			if n, all := sum(m, `warmroute_prefill_prefix_total\{result="true",where=""\}`), sum(m, "warmroute_prefill_prefix_total"); n < 1 || sum(m, `warmroute_prefill_prefix_total\{result="false"[^}]*\}`) != 0 {
+			if n, all := m[`warmroute_prefill_prefix_total{result="true",where=""}`], sum(m, "warmroute_prefill_prefix_total"); n < 1 || sum(m, `warmroute_prefill_prefix_total{result="false"`) != 0 {
 				t.Errorf("%g true prefixes of %g", n, all)
 			}
 		})

@@ -20,7 +20,7 @@ import (
 // client is one user of a proxy over HTTP.
 type client struct {
 	t        *testing.T
-	api      string
+	api, key string
 	hint     string
 	messages []string
 }
@@ -39,7 +39,9 @@ func (c *client) say(user string) (r reply) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer a")
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
 	req.Header.Set("X-Speculative-Prefill", c.hint)
 	req.Header.Set("X-Warmroute-Explain", "1")
 	resp, err := http.DefaultClient.Do(req)
@@ -93,12 +95,24 @@ func overThinking(t *testing.T, worker *sim.Server, change func(*config)) *serve
 	return s
 }
 
+// sum adds up the series that begin with prefix.
+func sum(metrics map[string]float64, prefix string) (total float64) {
+	for series, v := range metrics {
+		if strings.HasPrefix(series, prefix) {
+			total += v
+		}
+	}
+	return total
+}
+
 // warmed waits until so many turns have ended and no warm-up waits or is under way.
-func (s *server) warmed(t *testing.T, turns float64) {
+func (s *server) warmed(t *testing.T, turns int) {
 	t.Helper()
+	ended := false // before the page was asked for whose queue counts
 	eventually(t, fmt.Sprint(turns, " turns and their warm-ups"), func() bool {
-		m := s.scrape(t)
-		return m[`warmroute_prefill_turns_total{trigger="turn"}`] >= turns && m["warmroute_prefill_queue"] == 0
+		m, before := s.scrape(t), ended
+		ended = sum(m, "warmroute_prefill_turns_total") >= float64(turns)
+		return before && m["warmroute_prefill_queue"] == 0
 	})
 }
 
@@ -133,13 +147,13 @@ func TestFC78_CountersOfUsersOverHTTP(t *testing.T) {
 		s := overThinking(t, startThinking(t, engine), func(cfg *config) {
 			cfg.Auth.Keys = []keyConfig{{Name: "alice", SHA256: hashOf("a"), TokensPerMinute: 1_000_000, RequestsPerMinute: 11, MaxInflight: 1}}
 		})
-		c := &client{t: t, api: s.api, hint: hint}
+		c := &client{t: t, api: s.api, key: "a", hint: hint}
 		for i := range 10 {
 			r := c.say(strings.Repeat(fmt.Sprint("what do you know of prefix ", i, "? "), 40))
 			r.cached, r.state, r.remaining = 0, "", ""
 			replies = append(replies, r)
 			if hint == "true" {
-				s.warmed(t, float64(i+1))
+				s.warmed(t, i+1)
 			}
 		}
 		m := s.scrape(t)
@@ -202,7 +216,8 @@ func TestServe_NextTurnAtAnotherProxy(t *testing.T) {
 	eventually(t, "the other proxy's knowledge", func() bool { return b.scrape(t)["warmroute_prefill_peers_warm_ups"] == 1 })
 	c.api = b.api
 	r := c.say("go on")
-	if r.state != "warmed" || r.cached < r.prompt-3*64 {
+	// What the owner told last may be of a moment at which the warm-up was under way.
+	if r.state != "warmed" && r.state != "cancelled" || r.cached < r.prompt-3*64 {
 		t.Errorf("the second turn: %+v", r)
 	}
 	eventually(t, "the owner's count", func() bool { return a.scrape(t)[`warmroute_prefill_outcomes_total{outcome="used",reason=""}`] == 1 })

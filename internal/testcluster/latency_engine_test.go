@@ -41,14 +41,14 @@ func TestLatencyHelper(t *testing.T) {
 	}
 }
 
-// helper describes a process that runs this test binary as TestLatencyHelper.
-func helper(t testing.TB, name string, args ...string) *process {
+// helper describes a process that runs this test binary as the given helper test.
+func helper(t testing.TB, test, name string, args ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newProcess(t, name, "warmroute", append([]string{"-test.run=^TestLatencyHelper$", "-test.timeout=30m"}, args...)...)
+	p := newProcess(t, name, "warmroute", append([]string{"-test.run=^" + test + "$", "-test.timeout=30m"}, args...)...)
 	p.bin = self
 	return p
 }

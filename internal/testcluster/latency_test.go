@@ -95,7 +95,7 @@ func newLatencyBench(t testing.TB, plan latencyPlan) *latencyBench {
 
 	b.direct = &arm{name: "direct", wire: dial(t, plain), path: chatPath}
 	reverse := "127.0.0.1:" + strconv.Itoa(freePort(t))
-	rp := helper(t, "reverse", "reverse", reverse, plain)
+	rp := helper(t, "TestLatencyHelper", "reverse", "reverse", reverse, plain)
 	b.start(rp, "http://"+reverse+"/health")
 	b.quick = []*arm{
 		b.direct,
@@ -114,7 +114,7 @@ func (b *latencyBench) engine(name string) (plain, tokens, slow string) {
 	for i := range addr {
 		addr[i] = "127.0.0.1:" + strconv.Itoa(freePort(b.t))
 	}
-	b.start(helper(b.t, "engine-"+name, "engine", addr[0], addr[1], addr[2]), "http://"+addr[2]+"/health")
+	b.start(helper(b.t, "TestLatencyHelper", "engine-"+name, "engine", addr[0], addr[1], addr[2]), "http://"+addr[2]+"/health")
 	return "http://" + addr[0], "http://" + addr[1], "http://" + addr[2]
 }
 

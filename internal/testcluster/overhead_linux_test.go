@@ -147,10 +147,7 @@ func (b *overheadBench) add(i int, address string, pids func() []int) {
 // helper starts this test binary as one of the arms.
 func (b *overheadBench) helper(name, listen, other string) (pids func() []int) {
 	b.t.Helper()
-	p := helper(b.t, name, name, listen, other)
-	for i, a := range p.args {
-		p.args[i] = strings.Replace(a, "TestLatencyHelper", "TestOverheadHelper", 1)
-	}
+	p := helper(b.t, "TestOverheadHelper", name, name, listen, other)
 	p.start()
 	if err := p.ready(func() error { return getOK("http://" + listen + "/health") }); err != nil {
 		b.t.Fatal(err)
