@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -351,12 +352,14 @@ func TestDir_GivesUpOnAHubThatStalls(t *testing.T) {
 func TestDir_AHubThatHangsIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
-		hangs := true
+		var hangs atomic.Bool
+		hangs.Store(true)
 		f.hook = func(w http.ResponseWriter, r *http.Request) bool {
-			if hangs {
+			hung := hangs.Load()
+			if hung {
 				<-r.Context().Done()
 			}
-			return hangs
+			return hung
 		}
 		h := New(f.config(t, t.TempDir()))
 		ask := func(id string, want time.Duration) error {
@@ -369,7 +372,7 @@ func TestDir_AHubThatHangsIsLeftAlone(t *testing.T) {
 			return err
 		}
 		ask("acme/other", 3*headStall+1500*time.Millisecond)
-		hangs = false
+		hangs.Store(false)
 		if err := ask(model, 0); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("%v", err)
 		}
