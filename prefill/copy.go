@@ -223,10 +223,7 @@ func (p *Prefiller) copied(ctx context.Context, c *copying, a Answer, err error)
 func (p *Prefiller) refuse(worker string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.mu.refused) >= maxPauses {
-		clear(p.mu.refused) // each costs one refused request to learn again
-	}
-	p.mu.refused[worker] = time.Now().Add(copyRefusal)
+	remember(p.mu.refused, worker, copyRefusal)
 }
 
 // recallCopiesLocked cancels the copies on their way for which of is true, and returns

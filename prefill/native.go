@@ -189,10 +189,15 @@ const chatLife = time.Hour
 func (p *Prefiller) chatOnly(worker string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.mu.chats) >= maxPauses {
-		clear(p.mu.chats) // each costs one refused request to learn again
+	remember(p.mu.chats, worker, chatLife)
+}
+
+// remember notes for a while that a worker refused something.
+func remember(refusals map[string]time.Time, worker string, d time.Duration) {
+	if len(refusals) >= maxPauses {
+		clear(refusals) // each costs one refused request to learn again
 	}
-	p.mu.chats[worker] = time.Now().Add(chatLife)
+	refusals[worker] = time.Now().Add(d)
 }
 
 func (p *Prefiller) chatsOnly(worker string) bool {

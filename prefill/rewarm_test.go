@@ -148,19 +148,25 @@ func TestRewarm_OncePerPause(t *testing.T) {
 	}
 }
 
+// evicted plays a turn whose user is likely to come back, after which its blocks are gone.
+func evicted(g *rig) *chat {
+	g.prefill.mu.Lock()
+	g.prefill.mu.budget.work = 1000
+	comeBack(&g.prefill.mu.learn)
+	g.prefill.mu.Unlock()
+	talk := &chat{rig: g, name: "a"}
+	talk.turn(say{User: someText("u", 2000), Reply: "yes"})
+	g.engine("w1").clear()
+	<-g.engine("w1").submit([]uint32{1, 2, 3}, []uint32{9}).done
+	return talk
+}
+
 // TestRewarm_IsFoundByTheNextTurn, and what was kept for it is given back.
 func TestRewarm_IsFoundByTheNextTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn, Rewarm: true}})
 		g.quiet = true
-		g.prefill.mu.Lock()
-		g.prefill.mu.budget.work = 1000
-		comeBack(&g.prefill.mu.learn)
-		g.prefill.mu.Unlock()
-		talk := &chat{rig: g, name: "a"}
-		talk.turn(say{User: someText("u", 2000), Reply: "yes"})
-		g.engine("w1").clear()
-		<-g.engine("w1").submit([]uint32{1, 2, 3}, []uint32{9}).done
+		talk := evicted(g)
 		time.Sleep(25 * time.Second)
 		held := g.prefill.held.Load()
 		if o := talk.turn(say{User: "and?", Reply: "no"}); o.Cached < 1900 {
@@ -183,14 +189,7 @@ func TestRewarm_EndsWithThePause(t *testing.T) {
 		g := newRig(t, rigConfig{Prefill: Config{Default: ModeOn, Rewarm: true}})
 		g.quiet = true
 		g.answer = func(ctx context.Context) (Answer, error) { <-ctx.Done(); return Answer{}, ctx.Err() }
-		g.prefill.mu.Lock()
-		g.prefill.mu.budget.work = 1000
-		comeBack(&g.prefill.mu.learn)
-		g.prefill.mu.Unlock()
-		talk := &chat{rig: g, name: "a"}
-		talk.turn(say{User: someText("u", 2000), Reply: "yes"})
-		g.engine("w1").clear()
-		<-g.engine("w1").submit([]uint32{1, 2, 3}, []uint32{9}).done
+		evicted(g)
 		under := func() int {
 			g.prefill.mu.Lock()
 			defer g.prefill.mu.Unlock()
